@@ -185,12 +185,17 @@ impl AppState {
 
     /// Writes all sessions to disk.
     pub async fn close(&self) {
-        let several = self.inner.models.get().map(Models::all_stores).unwrap_or_default();
-        for store in self.inner.store.get().cloned().into_iter().chain(several) {
+        for store in self.stores() {
             if let Err(error) = store.close().await {
                 tracing::error!("lost the sessions that were only in memory: {error}");
             }
         }
+    }
+
+    /// Every session store that is open.
+    pub(super) fn stores(&self) -> Vec<Store> {
+        let several = self.inner.models.get().map(Models::all_stores).unwrap_or_default();
+        self.inner.store.get().cloned().into_iter().chain(several).collect()
     }
 
     /// Sets the session store; later calls have no effect. Call it before [`Self::serve`].
@@ -260,9 +265,15 @@ impl AppState {
         self.model.as_ref().or_else(|| self.inner.only.get())
     }
 
-    /// Refuses new requests; running ones finish.
+    /// Whether new requests are refused.
+    pub(super) fn is_draining(&self) -> bool {
+        self.inner.draining.load(Ordering::SeqCst)
+    }
+
+    /// Refuses new requests; running ones finish, except those that another server can take over.
     pub fn drain(&self) {
         self.inner.draining.store(true, Ordering::SeqCst);
+        self.inner.active_runs.give_up();
         if let Some(only) = self.inner.only.get() {
             only.served.engine.drain();
         }

@@ -128,6 +128,22 @@ pub struct Delta {
     pub token_ids: Vec<u32>,
     /// The log probabilities of each of them, if requested.
     pub logprobs: Vec<TokenLogprobs>,
+    /// Where the text of each token ends, in bytes, except that of the last one.
+    pub ends: Vec<usize>,
+}
+
+impl Delta {
+    /// The same as one piece for each token. Drafts, forced tokens and slow readers decide how many tokens a piece has;
+    /// these pieces depend on the text alone.
+    pub fn tokens(self) -> impl Iterator<Item = Self> {
+        let Self { text, token_ids, logprobs, ends } = self;
+        let (mut logprobs, mut begin, last) = (logprobs.into_iter(), 0, text.len());
+        token_ids.into_iter().zip(ends.into_iter().chain([last])).map(move |(token, end)| {
+            let (text, logprobs) = (text[begin..end].to_owned(), logprobs.next().into_iter().collect());
+            begin = end;
+            Self { text, token_ids: vec![token], logprobs, ends: Vec::new() }
+        })
+    }
 }
 
 /// One event of a request. They come in this order, and the last is one of the last two.

@@ -45,6 +45,9 @@ impl EventSender {
 
     /// Adds a token with its text and its log probabilities, which either all tokens have or none.
     pub(super) fn push(&mut self, token: u32, text: &str, logprobs: Option<TokenLogprobs>) {
+        if !self.unread.token_ids.is_empty() {
+            self.unread.ends.push(self.unread.text.len());
+        }
         self.unread.text.push_str(text);
         self.unread.token_ids.push(token);
         self.unread.logprobs.extend(logprobs);
@@ -126,12 +129,12 @@ mod tests {
         assert_eq!(events.flush(), Flush::Full);
         assert!(events.is_stalled(Duration::ZERO) && !events.is_stalled(Duration::from_mins(1)));
 
-        let delta = |text: &str, ids: &[u32]| {
-            Event::Delta(Delta { text: text.into(), token_ids: ids.into(), ..Delta::default() })
-        };
-        assert_eq!(receiver.try_recv().unwrap(), delta("a", &[1]));
+        let delta = |text: &str, ids: &[u32]| Delta { text: text.into(), token_ids: ids.into(), ..Delta::default() };
+        assert_eq!(receiver.try_recv().unwrap(), Event::Delta(delta("a", &[1])));
         assert_eq!(events.flush(), Flush::Full);
-        assert_eq!(receiver.try_recv().unwrap(), delta("bc", &[2, 3]));
+        let joined = Delta { ends: vec![1], ..delta("bc", &[2, 3]) };
+        assert_eq!(receiver.try_recv().unwrap(), Event::Delta(joined.clone()));
+        assert_eq!(joined.tokens().collect::<Vec<_>>(), [delta("b", &[2]), delta("c", &[3])]);
         assert_eq!(events.flush(), Flush::Complete);
         assert_eq!(receiver.try_recv().unwrap(), Event::Failed(Failure::Internal));
         drop(receiver);

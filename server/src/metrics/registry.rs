@@ -45,6 +45,8 @@ pub(crate) struct Metrics {
     cached_tokens: Counter,
     turns: Family<TierLabel, Counter>,
     recomputed_tokens: Counter,
+    stream_takeovers: Counter,
+    stream_recomputed_tokens: Counter,
     pub(super) first_token: Histogram,
     pub(super) inter_token: Histogram,
     pub(super) whole_time: Histogram,
@@ -71,6 +73,8 @@ impl Metrics {
             cached_tokens: Counter::default(),
             turns: Family::default(),
             recomputed_tokens: Counter::default(),
+            stream_takeovers: Counter::default(),
+            stream_recomputed_tokens: Counter::default(),
             first_token: Histogram::new(histogram::FIRST_TOKEN),
             inter_token: Histogram::new(histogram::INTER_TOKEN),
             whole_time: Histogram::new(histogram::REQUEST),
@@ -114,6 +118,10 @@ impl Metrics {
         all.register("session_turns", help, self.turns.clone());
         let help = "Tokens of conversations computed again for a turn";
         all.register("session_recomputed_tokens", help, self.recomputed_tokens.clone());
+        let help = "Streams of other servers that this server has taken over";
+        all.register("stream_takeovers", help, self.stream_takeovers.clone());
+        let help = "Tokens computed again for streams that were taken over, which their clients had already";
+        all.register("stream_recomputed_tokens", help, self.stream_recomputed_tokens.clone());
         let help = "Engine steps made while waiting for a slot, for finished texts";
         all.register("request_queue_steps", help, self.queue_steps.clone());
         let mut time = |name: &str, help: &str, histogram: &Histogram| {
@@ -167,6 +175,16 @@ impl Metrics {
             self.turns.get_or_create(&TierLabel { tier: turn.tier }).inc();
             self.recomputed_tokens.inc_by(turn.recomputed_tokens);
         }
+    }
+
+    /// This server has taken over another server's stream.
+    pub(crate) fn taken_over(&self) {
+        self.stream_takeovers.inc();
+    }
+
+    /// Tokens were computed again for a stream that was taken over.
+    pub(crate) fn recomputed_for_streams(&self, tokens: usize) {
+        self.stream_recomputed_tokens.inc_by(tokens as u64);
     }
 
     pub(super) fn finished(&self, reason: FinishReason) {

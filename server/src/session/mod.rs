@@ -21,7 +21,11 @@ mod measured;
 mod objects;
 mod patch;
 mod places;
+#[cfg(feature = "postgres")]
+mod postgres;
 mod prefix;
+#[cfg(test)]
+pub(crate) mod shared;
 mod snapshot;
 mod store;
 mod tag;
@@ -35,14 +39,17 @@ pub use format::{Codec, Fingerprint, FormatError};
 pub use hex::hex;
 pub use id::{Owner, ResponseId, SessionId, VersionId};
 pub use keys::{KeyError, Keys, MIN_SECRET};
+pub use objects::folder_objects;
 pub use patch::{Metadata, Patch};
 pub use places::objects_at;
+#[cfg(feature = "postgres")]
+pub use postgres::PostgresUrl;
 pub use prefix::PrefixIndex;
 pub use snapshot::{Answer, History, MAX_PENDING, Snapshot};
 pub use store::{
     ChainFrom, Durability, Filter, Fork, Listing, Location, MAX_TEXT_PART, NewResponse, NewSession, Page, Receipt,
-    ReceiptKey, Session, SnapshotCodec, Start, Store, StoreOptions, StoreStats, Tag, Tier, Turn, TurnFork, TurnNote,
-    Version,
+    ReceiptKey, Restart, Session, SnapshotCodec, Start, Store, StoreOptions, StoreStats, Tag, Tier, Turn, TurnFork,
+    TurnNote, Version,
 };
 pub use tag::{TagName, VersionRef};
 pub use text::{AddedMessage, AddedText, Content, KeptMessage, MessagesPart, PartedTexts, Role, TextPart};

@@ -15,10 +15,11 @@ use crate::api::auth::context;
 use crate::api::auth::owner::Caller;
 use crate::api::error::ApiError;
 use crate::api::request::blocking::run_blocking;
-use crate::api::request::continuation::{Continuation, SessionParameters};
+use crate::api::request::continuation::{Continuation, OnDisconnect, SessionParameters};
 use crate::api::request::{TextRequest, ValidRequest};
 use crate::api::run::encoder::{EventEncoder, StreamEvent};
-use crate::api::run::retry::{Attempt, attempt};
+use crate::api::run::recording::{Asked, Recorded, Recording};
+use crate::api::run::retry::{Attempt, attempt, repeated};
 use crate::api::run::{self, RunOptions, sink, version};
 use crate::api::state::{AppState, Served};
 use crate::session::Owner;
@@ -78,19 +79,41 @@ pub(in crate::api) async fn generate<F: Format>(
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, ApiError> {
     let body = json::body(&headers, body, state.options().max_body_bytes)?;
+    respond::<F>(state, owner, (headers, body), None).await
+}
+
+/// Carries a request out again that another server has begun and recorded.
+pub(in crate::api) async fn repeat<F: Format>(
+    state: AppState,
+    owner: Owner,
+    recording: Recording,
+) -> Result<Response, ApiError> {
+    respond::<F>(state, owner, recording.request(), Some(recording)).await
+}
+
+async fn respond<F: Format>(
+    state: AppState,
+    owner: Owner,
+    (headers, body): (HeaderMap, Bytes),
+    recording: Option<Recording>,
+) -> Result<Response, ApiError> {
     let state = state.for_body(&body).await?.awake().await?;
     let served = Arc::clone(state.ready()?);
+    if let Some(recording) = &recording {
+        recording.check(&served)?;
+    }
     let attempt = match F::IDEMPOTENT_PATH {
+        Some(path) if recording.is_some() => repeated(&state, owner, &headers, path, &body).await?,
         Some(path) => attempt(&state, owner, &headers, path, &body).await?,
         None => Attempt::Unmarked,
     };
-    let (model, bytes) = (Arc::clone(&served), body.len());
+    let (model, bytes, raw) = (Arc::clone(&served), body.len(), body.clone());
     let converting = run_blocking(&state, bytes, move || {
         let mut converted = json::parse::<F>(&body)?.convert(&model)?;
         let grammar = converted.request.find_grammar(&model)?;
         Ok((converted, grammar))
     });
-    let (Converted { request, mut session, stream, ignored, mut options }, grammar) = converting.await?;
+    let (Converted { mut request, mut session, stream, ignored, mut options }, grammar) = converting.await?;
     session.texts = request.choices.generated;
     let ticket = match attempt {
         Attempt::Unmarked => None,
@@ -108,6 +131,16 @@ pub(in crate::api) async fn generate<F: Format>(
         }
     };
     let on_disconnect = session.on_disconnect()?;
+    let asked = || Asked::of(&state, (F::IDEMPOTENT_PATH, &headers, &raw), &request, &served).map(Recorded::New);
+    let recorded = match recording {
+        Some(recording) => Some(Recorded::Again(recording)),
+        None if stream && on_disconnect == OnDisconnect::Continue => asked(),
+        None => None,
+    };
+    drop(raw);
+    if let Some(recorded) = &recorded {
+        recorded.fix(&mut request, &mut session);
+    }
     let grammar = grammar.compile(&state, &served).await?;
     let continuation = F::continuation(&mut options, session, &state, &served, owner, &headers).await?;
     let collect = !stream || ticket.is_some();
@@ -120,6 +153,6 @@ pub(in crate::api) async fn generate<F: Format>(
         Ok((request, encoder, continuation))
     });
     let (request, encoder, continuation) = validating.await?;
-    let options = RunOptions { stream, plan: continuation.into_plan(), on_disconnect, ticket };
+    let options = RunOptions { stream, plan: continuation.into_plan(), on_disconnect, ticket, recorded };
     Ok(ignored.list(run::start(state, request, encoder, options).await?))
 }

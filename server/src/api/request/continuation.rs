@@ -18,13 +18,16 @@ use crate::api::auth::context::{self, Demand};
 use crate::api::error::ApiError;
 use crate::api::state::{AppState, Served};
 use crate::engine::{Snapshots, Start};
-use crate::session::{Owner, ResponseId, SessionId, Snapshot, StoreError, Turn, VersionId};
+use crate::session::{Owner, ResponseId, Restart, SessionId, Snapshot, StoreError, Turn, VersionId};
 
 /// Bytes of a body besides the state in it.
 const BODY_MARGIN: usize = 64 << 10;
 
 /// Longest time that a request may wait for its session.
 const MAX_WAIT: Duration = Duration::from_mins(10);
+
+/// How long a turn waits for its session that is carried out again: the server that had it may be gone only now.
+const REPEAT_WAIT: Duration = Duration::from_secs(15);
 
 /// What happens to a turn whose client disconnects before its end: it leaves no trace, it ends there, or it runs to its
 /// end and its stream can be resumed. Default: `rollback`, the only choice without `session`.
@@ -67,6 +70,16 @@ pub(in crate::api) struct SessionParameters {
     pub(in crate::api) keep: Option<Keep>,
     /// How many texts the turn generates.
     pub(in crate::api) texts: usize,
+    /// The turn that this one carries out again, if another server has begun it.
+    pub(in crate::api) repeat: Option<Repeat>,
+}
+
+/// A turn that another server has begun.
+#[derive(Debug)]
+pub(in crate::api) struct Repeat {
+    pub(in crate::api) restart: Restart,
+    /// The version that it makes.
+    pub(in crate::api) version: VersionId,
 }
 
 impl SessionParameters {
@@ -191,7 +204,7 @@ impl Continuation {
         owner: Owner,
         headers: &HeaderMap,
     ) -> Result<Self, ApiError> {
-        let SessionParameters { session, label, state: sealed, return_state, keep, texts, .. } = parameters;
+        let SessionParameters { session, label, state: sealed, return_state, keep, texts, repeat, .. } = parameters;
         let seals = sealed.is_some() || return_state;
         let Some(id) = session else {
             if label.is_some() {
@@ -218,6 +231,10 @@ impl Continuation {
         }
         context::check_may_store("session")?;
         let id = session_id(&id, "session")?;
+        if let Some(Repeat { restart, version }) = repeat {
+            let turn = Box::new(state.store()?.begin_again(owner, &id, &restart, REPEAT_WAIT).await?);
+            return Ok(Self::of(Arc::clone(turn.head()), CommitPlan::Turn { owner, turn, version, label, keep }));
+        }
         let wait = wait(headers)?;
         let _permit = if wait.is_zero() { None } else { Some(state.waiters().enter(owner)?) };
         let mut turn = Box::new(state.store()?.begin(owner, &id, if_match(headers)?, wait).await?);

@@ -9,6 +9,7 @@ pub(super) mod choices;
 pub(super) mod continuation;
 pub(super) mod encode;
 pub(super) mod grammar;
+pub(super) mod identity;
 mod listing;
 pub(super) mod messages;
 mod names;

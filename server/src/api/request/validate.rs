@@ -8,6 +8,7 @@ use tidegate_model::{SamplerState, SamplingParams};
 use super::choices::{Choices, longest_text};
 use super::continuation::Continuation;
 use super::grammar::{GrammarLookup, GrammarParameters};
+use super::identity::Identity;
 use super::listing::{DEFAULT_PART, Listing};
 use super::names::ParameterNames;
 use super::prompt::Prompt;
@@ -58,6 +59,7 @@ pub(in crate::api) struct TextRequest {
     pub(in crate::api) tools: Option<Tools>,
     /// Whether the answers are nothing but JSON. [`Self::find_grammar`] finds out.
     pub(in crate::api) only_json: bool,
+    pub(in crate::api) identity: Identity,
 }
 
 impl TextRequest {
@@ -81,6 +83,7 @@ impl TextRequest {
             grammar: GrammarParameters::default(),
             tools: None,
             only_json: false,
+            identity: Identity::new(),
         }
     }
 
@@ -102,7 +105,7 @@ impl TextRequest {
         grammar: Option<Arc<dyn Grammar>>,
         auth: Option<&AuthContext>,
     ) -> Result<ValidRequest, ApiError> {
-        let Self { names, choices, logprobs, echo, collected, tools, only_json, .. } = self;
+        let Self { names, choices, logprobs, echo, collected, tools, only_json, identity, .. } = self;
         if let Some(model) = &self.model {
             served.check_name(model, Some("model"))?;
         }
@@ -196,6 +199,7 @@ impl TextRequest {
             held_states,
             tools,
             only_json,
+            identity,
         })
     }
 }
@@ -285,6 +289,7 @@ pub(in crate::api) struct ValidRequest {
     pub(in crate::api) tools: Option<Tools>,
     /// Whether the answers are nothing but JSON.
     pub(in crate::api) only_json: bool,
+    pub(in crate::api) identity: Identity,
 }
 
 impl ValidRequest {

@@ -17,6 +17,8 @@ use crate::session::SessionId;
 /// Why a run is ended early. Of two reasons, the one declared later prevails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::api) enum Stop {
+    /// It is given up, so that another server can take it over.
+    Released,
     /// It ends with the text so far, as if by `max_tokens`, and is committed.
     Finish,
     /// The server shuts down.
@@ -28,10 +30,10 @@ pub(in crate::api) enum Stop {
 }
 
 impl Stop {
-    /// The error that ends the run; `None` if it is to finish.
+    /// The error that ends the run; `None` if it is to finish or given up.
     pub(super) fn error(self) -> Option<ApiError> {
         match self {
-            Self::Finish => None,
+            Self::Released | Self::Finish => None,
             Self::ShuttingDown => Some(Failure::ShuttingDown.into()),
             Self::SessionDeleted => {
                 let message = "the session was deleted during the turn, which is not committed";
@@ -69,8 +71,8 @@ pub(in crate::api) struct Described {
     pub(in crate::api) session: Option<SessionId>,
     /// Its key; `None` when the server has no keys.
     pub(in crate::api) auth: Option<Arc<AuthContext>>,
-    /// Whether a shutdown commits the text so far (`on_disconnect` `commit` or `continue`).
-    pub(in crate::api) commits: bool,
+    /// What a shutdown does with it.
+    pub(in crate::api) at_shutdown: Stop,
 }
 
 /// The runs in progress.
@@ -116,9 +118,14 @@ impl ActiveRuns {
         self.stop(|run| run.auth.as_ref().is_some_and(|auth| !is_valid(auth)).then_some(Stop::KeyRevoked));
     }
 
-    /// Ends all runs. Those that a disconnect would not undo are committed with the text that they have.
+    /// Gives up the runs that another server can take over.
+    pub(in crate::api) fn give_up(&self) {
+        self.stop(|run| Some(run.at_shutdown).filter(|stop| *stop == Stop::Released));
+    }
+
+    /// Ends all runs. Those that a disconnect would not undo are given up, or committed with the text that they have.
     pub(in crate::api) fn shut_down(&self) {
-        self.stop(|run| Some(if run.commits { Stop::Finish } else { Stop::ShuttingDown }));
+        self.stop(|run| Some(run.at_shutdown));
     }
 
     fn stop(&self, reason: impl Fn(&Described) -> Option<Stop>) {

@@ -5,14 +5,17 @@ pub(super) mod active;
 pub(super) mod alignment;
 mod choosing;
 pub(super) mod encoder;
+mod ending;
 pub(super) mod idempotency;
 pub(super) mod reasoning;
+pub(super) mod recording;
 mod register;
 pub(super) mod resume;
 pub(super) mod retry;
 pub(super) mod sink;
 pub(super) mod spans;
 pub(super) mod streams;
+mod takeover;
 mod texts;
 pub(super) mod tool_calls;
 mod turn_info;
@@ -28,15 +31,17 @@ use axum::response::Response;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use tokio::time::timeout;
-use tracing::{Instrument, Span, debug, warn};
+use tracing::{Instrument, Span, debug};
 
 use self::active::{Registration, Stop};
 use self::choosing::{Chosen, Ended, EndedTexts};
 pub(super) use self::encoder::TokenUsage;
 use self::encoder::{Committed, EventEncoder, StreamEvent};
 use self::idempotency::Ticket;
+use self::recording::{Recorded, Recording};
 use self::register::register;
 use self::sink::{Last, Sink};
+use self::streams::Streams;
 use self::texts::Texts;
 use self::turn_info::TurnInfo;
 use self::usage::UsageRecorder;
@@ -50,13 +55,9 @@ use super::request::continuation::{CommitPlan, OnDisconnect};
 use super::request::recorder::Recorders;
 use super::shares::Share;
 use super::state::{AppState, RunGuard, Served};
-use crate::engine::{Event, Failure, Finish};
+use crate::engine::{Delta, Event, Failure, Finish};
 use crate::metrics::{Accepted, AcceptedTurn, Meter};
-use crate::session::{NewResponse, Owner, ReceiptKey, Turn};
-
-/// Longest result that is stored for retries of a request that has changed nothing. A retry of a longer one is computed
-/// again.
-const MAX_RECEIPT_BYTES: usize = 256 << 10;
+use crate::session::Turn;
 
 /// How a request is answered and committed.
 pub(super) struct RunOptions {
@@ -65,6 +66,8 @@ pub(super) struct RunOptions {
     pub(super) on_disconnect: OnDisconnect,
     /// Holds the request's idempotency key.
     pub(super) ticket: Option<Ticket>,
+    /// What is recorded of it, if other servers can continue its stream.
+    pub(super) recorded: Option<Recorded>,
 }
 
 /// What a run does next.
@@ -87,6 +90,8 @@ struct Run {
     continues: bool,
     on_disconnect: OnDisconnect,
     ticket: Option<Ticket>,
+    /// The record of its stream, while other servers can continue that.
+    recording: Option<Recording>,
     registration: Registration,
     recorders: Recorders,
     /// The texts of a turn that have ended.
@@ -114,14 +119,24 @@ pub(super) async fn start(
     let is_stored = options.ticket.is_some();
     let needed = Held { listed: request.held_bytes, is_stored, states: request.held_states };
     let memory = state.response_memory().reserve_held(owner::current(), &needed)?;
-    let ValidRequest { served, requests, prompts, cached, sampling, recorder, continues, .. } = request;
-    let RunOptions { stream, mut plan, on_disconnect, ticket } = options;
+    let ValidRequest { served, requests, prompts, cached, sampling, recorder, continues, max_tokens, identity, .. } =
+        request;
+    let RunOptions { stream, mut plan, on_disconnect, ticket, recorded } = options;
     let recorders = plan.prepare(&state, &served, &demand, recorder).await?;
     let session = plan.turn().map(|turn| turn.session().id.clone());
     let version = plan.version().map(ToString::to_string);
     let held = !stream || ticket.is_some() || encoder.holds_stream();
     let text_left = held.then_some(state.options().max_text_bytes);
-    let registration = register(&state, plan.owner(), session, on_disconnect != OnDisconnect::Rollback).await?;
+    let at_shutdown = match on_disconnect {
+        _ if recorded.is_some() => Stop::Released,
+        OnDisconnect::Rollback => Stop::ShuttingDown,
+        OnDisconnect::Commit | OnDisconnect::Continue => Stop::Finish,
+    };
+    let registration = register(&state, plan.owner(), session, at_shutdown).await?;
+    let recording = match recorded {
+        Some(recorded) => Some(recorded.begin(&state, &mut plan, (max_tokens, identity)).await?),
+        None => None,
+    };
     debug!(seed = sampling.seed, prompts = prompts.len(), texts = requests.len(), stream, "completion starts");
     let streams = served.engine.submit_for(context::tenant(), requests)?;
     let recorder = UsageRecorder::new((demand.prompt_tokens, cached.iter().sum()), streams.len(), reservation);
@@ -136,6 +151,7 @@ pub(super) async fn start(
         continues,
         on_disconnect,
         ticket,
+        recording,
         registration,
         recorders,
         chosen: None,
@@ -147,7 +163,8 @@ pub(super) async fn start(
     let keep_alive = state.options().keep_alive;
     if stream {
         let (sink, response) = if on_disconnect == OnDisconnect::Continue {
-            sink::logged(state.streams(), run.plan.owner(), run.registration.handle(), keep_alive)
+            let id = run.recording.as_ref().map_or_else(Streams::new_id, |recording| recording.id.clone());
+            sink::logged(state.streams(), id, (run.plan.owner(), run.registration.handle()), keep_alive)
         } else {
             sink::streamed(keep_alive)
         };
@@ -184,11 +201,21 @@ impl Run {
         let limit = self.served.engine.stall_limit().mul_f32(0.75);
         let (mut out, mut finishing) = (Vec::new(), false);
         self.encoder.start(&mut out);
+        if let Some(recording) = &mut self.recording {
+            recording.count(out.len(), 0);
+        }
         let outcome = loop {
             match self.next(&mut sink, &mut out, &mut meter, (limit, finishing)).await {
+                Next::Stop(Stop::Released) | Next::Event(Err(Failure::ShuttingDown)) if self.recording.is_some() => {
+                    return self.give_up(sink, meter, guard).await;
+                }
                 Next::Stop(stop) => {
                     if let Some(error) = stop.error() {
                         break Err(error);
+                    }
+                    // From now on the text depends on the time.
+                    if let Some(recording) = self.recording.take() {
+                        recording.delete().await;
                     }
                     finishing = true;
                     self.texts.interrupt();
@@ -219,9 +246,16 @@ impl Run {
                 Err(error)
             }
         };
+        let (recording, complete) = (self.recording.take(), last.is_ok());
         let last = Last::new(last, self.memory.take(), self.version.take());
-        // The session, the idempotency key and the server's shutdown wait for no reader.
-        drop((self, meter, guard));
+        // The session and the idempotency key wait for no reader, and nor does the server's shutdown.
+        drop((self, meter));
+        if let Some(recording) = recording {
+            // Its log takes all events at once.
+            sink.close(out, last).await;
+            return recording.settle(complete).await;
+        }
+        drop(guard);
         // A reader that does not take the last events in time does not get them.
         let _ = timeout(limit, sink.close(out, last)).await;
     }
@@ -275,11 +309,16 @@ impl Run {
                 self.encoder.prompt_logprobs(index, &logprobs, out);
                 Ok(false)
             }
-            Event::Delta(delta) => {
-                self.collect(delta.text.len())?;
+            Event::Delta(delta) if self.recording.is_some() => {
                 meter.delivering(index, delta.token_ids.len());
-                self.recorders.generated(index, &delta.token_ids);
-                self.encoder.delta(index, delta, out);
+                for token in delta.tokens() {
+                    self.delta(index, token, out)?;
+                }
+                Ok(false)
+            }
+            Event::Delta(delta) => {
+                meter.delivering(index, delta.token_ids.len());
+                self.delta(index, delta, out)?;
                 Ok(false)
             }
             Event::Finished(finish) => {
@@ -290,6 +329,18 @@ impl Run {
             }
             Event::Failed(failure) => Err(failure.into()),
         }
+    }
+
+    /// Handles more text.
+    fn delta(&mut self, index: usize, delta: Delta, out: &mut Vec<StreamEvent>) -> Result<(), ApiError> {
+        self.collect(delta.text.len())?;
+        self.recorders.generated(index, &delta.token_ids);
+        let (tokens, before) = (delta.token_ids.len(), out.len());
+        self.encoder.delta(index, delta, out);
+        if let Some(recording) = &mut self.recording {
+            recording.count(out.len() - before, tokens);
+        }
+        Ok(())
     }
 
     /// Refuses more text than a response may hold.
@@ -342,47 +393,5 @@ impl Run {
             self.commit(index, finish).await?;
         }
         Ok(())
-    }
-
-    async fn commit(&mut self, index: usize, finish: Finish) -> Result<(), ApiError> {
-        // Held to the end: until then a retry of the same request is refused.
-        let ticket = self.ticket.take();
-        let plan = std::mem::replace(&mut self.plan, CommitPlan::Nothing(Owner::default()));
-        let chosen = self.chosen.take();
-        let changes = chosen.is_some() || matches!(plan, CommitPlan::Response { .. });
-        let body =
-            ticket.as_ref().map(|_| self.encoder.body()).filter(|body| changes || body.len() <= MAX_RECEIPT_BYTES);
-        let receipt = ticket.as_ref().zip(body).map(|(ticket, body)| ticket.receipt(body));
-        match (plan, chosen) {
-            (CommitPlan::Turn { mut turn, version, label, .. }, Some(chosen)) => {
-                let (snapshot, note, forks) = chosen.into_parts(label)?;
-                turn.leave_forks(forks);
-                turn.commit(snapshot, note, receipt, version).await?;
-            }
-            (CommitPlan::Response { owner, id, parent }, _) => {
-                let snapshot = finish.snapshot.clone().ok_or_else(ApiError::internal)?;
-                let text = self.recorders.end(index, &finish, self.encoder.tool_calls(index));
-                let new = NewResponse { body: self.encoder.body().into_bytes(), snapshot, parent, text };
-                self.state.store()?.put_response(owner, &id, new, receipt).await?;
-            }
-            // The server stores nothing of a conversation that the client keeps.
-            (CommitPlan::ClientState { .. }, _) => {}
-            (CommitPlan::Prefixes(owner) | CommitPlan::Nothing(owner) | CommitPlan::Turn { owner, .. }, _) => {
-                self.keep_receipt(receipt, owner).await;
-            }
-        }
-        Ok(())
-    }
-
-    /// Stores the result of a request that has changed nothing. If that fails, a retry is computed again.
-    async fn keep_receipt(&self, receipt: Option<(ReceiptKey, Vec<u8>)>, owner: Owner) {
-        let Some((key, bytes)) = receipt.filter(|(_, bytes)| bytes.len() <= MAX_RECEIPT_BYTES) else { return };
-        let kept = match self.state.store() {
-            Ok(store) => store.put_receipt(owner, &key.0, bytes).await.map_err(ApiError::from),
-            Err(error) => Err(error),
-        };
-        if let Err(error) = kept {
-            warn!("the result for an idempotency key was not stored: {}", error.message());
-        }
     }
 }

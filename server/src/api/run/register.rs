@@ -13,10 +13,10 @@ pub(super) async fn register(
     state: &AppState,
     owner: Owner,
     session: Option<SessionId>,
-    commits: bool,
+    at_shutdown: Stop,
 ) -> Result<Registration, ApiError> {
     let auth = context::current();
-    let described = Described { session: session.clone(), auth: auth.clone(), commits };
+    let described = Described { session: session.clone(), auth: auth.clone(), at_shutdown };
     let registration = state.active_runs().register(described, state.options().max_time);
     if let Some(session) = session {
         state.store()?.get(owner, &session).await?;

@@ -5,7 +5,7 @@ use axum::extract::{Path, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 
-use super::sink;
+use super::{sink, takeover};
 use crate::api::auth::owner::Caller;
 use crate::api::error::{ApiError, ErrorBody};
 use crate::api::formats::completions::CompletionChunk;
@@ -43,6 +43,9 @@ pub(in crate::api) async fn resume(
         let message = format!("last-event-id must be the number of an event, found {:?}", last.unwrap_or_default());
         ApiError::invalid(Some("last-event-id"), message)
     })?;
+    if !state.streams().has(owner, &id) {
+        takeover::take_over(&state, owner, &id, next).await?;
+    }
     let events = state.streams().resume(owner, &id, next)?;
     Ok(sink::respond(events, state.options().keep_alive))
 }
@@ -65,6 +68,14 @@ pub(in crate::api) async fn end(
     id: Result<Path<String>, PathRejection>,
 ) -> Result<StatusCode, ApiError> {
     let Path(id) = id.map_err(|rejection| ApiError::invalid(Some("id"), rejection.to_string()))?;
-    state.streams().delete(owner, &id)?;
+    let here = state.streams().has(owner, &id);
+    // Before the turn ends early: no server may compute the whole of it then.
+    match takeover::forget(&state, owner, &id).await {
+        Err(error) if !here || error.status() != StatusCode::NOT_FOUND => return Err(error),
+        _ => {}
+    }
+    if here {
+        state.streams().delete(owner, &id)?;
+    }
     Ok(StatusCode::NO_CONTENT)
 }

@@ -32,15 +32,7 @@ pub(in crate::api) async fn attempt(
     path: &str,
     body: &Bytes,
 ) -> Result<Attempt, ApiError> {
-    let Some(key) = headers.get("idempotency-key") else { return Ok(Attempt::Unmarked) };
-    // A receipt keeps the text of the answer.
-    context::check_may_store("idempotency-key")?;
-    let plain = |key: &&str| (1..=MAX_KEY_BYTES).contains(&key.len()) && key.bytes().all(|b| b.is_ascii_graphic());
-    let Some(key) = key.to_str().ok().filter(plain) else {
-        let message = format!("idempotency-key must be 1 to {MAX_KEY_BYTES} printable ASCII characters");
-        return Err(ApiError::invalid(Some("idempotency-key"), message));
-    };
-    let ticket = state.in_flight().begin(owner, key, digest(state, path, body).await?)?;
+    let Some((ticket, key)) = ticket(state, owner, headers, path, body).await? else { return Ok(Attempt::Unmarked) };
     match state.store()?.receipt(owner, key).await? {
         None => Ok(Attempt::First(ticket)),
         Some(receipt) => {
@@ -49,6 +41,37 @@ pub(in crate::api) async fn attempt(
             Ok(Attempt::Retry(body, memory))
         }
     }
+}
+
+/// The same for a request that is carried out again, whatever its first result was.
+pub(in crate::api) async fn repeated(
+    state: &AppState,
+    owner: Owner,
+    headers: &HeaderMap,
+    path: &str,
+    body: &Bytes,
+) -> Result<Attempt, ApiError> {
+    let ticket = ticket(state, owner, headers, path, body).await?;
+    Ok(ticket.map_or(Attempt::Unmarked, |(ticket, _)| Attempt::First(ticket)))
+}
+
+/// Holds the key of a request, if it has one.
+async fn ticket<'h>(
+    state: &AppState,
+    owner: Owner,
+    headers: &'h HeaderMap,
+    path: &str,
+    body: &Bytes,
+) -> Result<Option<(Ticket, &'h str)>, ApiError> {
+    let Some(key) = headers.get("idempotency-key") else { return Ok(None) };
+    // A receipt keeps the text of the answer.
+    context::check_may_store("idempotency-key")?;
+    let plain = |key: &&str| (1..=MAX_KEY_BYTES).contains(&key.len()) && key.bytes().all(|b| b.is_ascii_graphic());
+    let Some(key) = key.to_str().ok().filter(plain) else {
+        let message = format!("idempotency-key must be 1 to {MAX_KEY_BYTES} printable ASCII characters");
+        return Err(ApiError::invalid(Some("idempotency-key"), message));
+    };
+    Ok(Some((state.in_flight().begin(owner, key, digest(state, path, body).await?)?, key)))
 }
 
 /// The digest of a request to `path`.

@@ -146,11 +146,11 @@ pub(in crate::api) fn streamed(keep_alive: Duration) -> (Sink, Response) {
 /// A stream that continues without its reader, who can resume it.
 pub(in crate::api) fn logged(
     streams: &Streams,
-    owner: Owner,
-    stop: StopHandle,
+    id: String,
+    (owner, stop): (Owner, StopHandle),
     keep_alive: Duration,
 ) -> (Sink, Response) {
-    let (log, writer) = streams.open(owner, stop);
+    let (log, writer) = streams.open(id, owner, stop);
     let mut response = respond(Arc::clone(&log).follow(0), keep_alive);
     if let Ok(id) = HeaderValue::from_str(log.id()) {
         response.headers_mut().insert(HeaderName::from_static("x-stream-id"), id);

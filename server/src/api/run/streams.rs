@@ -1,7 +1,7 @@
 //! Streams that outlive their connection: their events are numbered and kept for a while, and a client can resume at
 //! any of them.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ use crate::api::error::ApiError;
 use crate::session::Owner;
 
 /// How long a stream can be read after its end.
-const RETENTION: Duration = Duration::from_mins(10);
+pub(super) const RETENTION: Duration = Duration::from_mins(10);
 
 /// Bytes of one stream's events that are kept. Beyond that the oldest are dropped.
 const MAX_BYTES: usize = 8 << 20;
@@ -142,7 +142,8 @@ impl Log {
     }
 }
 
-fn no_longer_kept() -> ApiError {
+/// The error of a request for events that are gone.
+pub(super) fn no_longer_kept() -> ApiError {
     let message = "the events after this one are no longer kept";
     ApiError::request(StatusCode::GONE, Some("last-event-id"), Some("gone"), message)
 }
@@ -151,12 +152,54 @@ fn no_longer_kept() -> ApiError {
 #[derive(Default)]
 pub(in crate::api) struct Streams {
     logs: Mutex<HashMap<String, Arc<Log>>>,
+    /// Streams that this server is taking over.
+    claimed: Mutex<HashSet<String>>,
+}
+
+/// What the id of each stream begins with.
+const PREFIX: &str = "strm_";
+
+/// Keeps others from taking over the same stream, until it is dropped.
+pub(super) struct Claim<'a> {
+    streams: &'a Streams,
+    id: &'a str,
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        self.streams.claims().remove(self.id);
+    }
 }
 
 impl Streams {
+    /// The id of a new stream.
+    pub(super) fn new_id() -> String {
+        format!("{PREFIX}{:032x}", rand::rng().random::<u128>())
+    }
+
+    /// Whether this may be the id of a stream.
+    pub(super) fn is_id(id: &str) -> bool {
+        let digits = id.strip_prefix(PREFIX).unwrap_or_default();
+        digits.len() == 32 && digits.bytes().all(|digit| digit.is_ascii_hexdigit())
+    }
+
+    /// Whether this server has the events of a stream of `owner`.
+    pub(super) fn has(&self, owner: Owner, id: &str) -> bool {
+        self.get(owner, id).is_some()
+    }
+
+    /// The right to take over a stream; none while another request has it.
+    pub(super) fn claim<'a>(&'a self, id: &'a str) -> Option<Claim<'a>> {
+        self.claims().insert(id.to_owned()).then_some(Claim { streams: self, id })
+    }
+
+    /// Forgets the events of a stream that another server is going to continue. Its readers get the end of the connection.
+    pub(super) fn forget(&self, id: &str) {
+        self.lock().remove(id);
+    }
+
     /// A new stream, and its writer, whose run `stop` ends.
-    pub(in crate::api) fn open(&self, owner: Owner, stop: StopHandle) -> (Arc<Log>, LogWriter) {
-        let id = format!("strm_{:032x}", rand::rng().random::<u128>());
+    pub(in crate::api) fn open(&self, id: String, owner: Owner, stop: StopHandle) -> (Arc<Log>, LogWriter) {
         let log = Log { id: id.clone(), owner, events: Mutex::default(), changed: watch::Sender::new(()), stop };
         let log = Arc::new(log);
         let mut logs = self.lock();
@@ -191,6 +234,11 @@ impl Streams {
         let mut logs = self.lock();
         logs.retain(|_, log| !log.is_over());
         logs.get(id).filter(|log| log.owner == owner).map(Arc::clone)
+    }
+
+    fn claims(&self) -> MutexGuard<'_, HashSet<String>> {
+        // Nothing panics while it holds the lock.
+        self.claimed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<String, Arc<Log>>> {

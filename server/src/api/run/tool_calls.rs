@@ -1,9 +1,9 @@
 //! Splits an answer that may call tools, as it is generated, into plain text and calls.
 
-use rand::Rng;
 use serde_json::Value;
 
-use crate::api::request::tools::Tools;
+use crate::api::request::ValidRequest;
+use crate::api::request::identity::Identity;
 use crate::text::{Calls, Instead};
 
 /// What follows a call's name.
@@ -52,22 +52,26 @@ pub(in crate::api) struct ToolCallParser {
     calls: Vec<ToolCall>,
     /// Beginnings that all calls have, and no other text.
     openings: Vec<String>,
+    identity: Identity,
+    /// The index of the answer in its response.
+    index: usize,
 }
 
 impl ToolCallParser {
-    /// A parser for an answer that may call these tools.
-    pub(in crate::api) fn new(tools: &Tools) -> Self {
-        Self::of(&tools.calls())
+    /// A parser for the text `index` of a response; none if it cannot call tools.
+    pub(in crate::api) fn of(request: &ValidRequest, index: usize) -> Option<Self> {
+        let tools = request.tools.as_ref()?;
+        Some(Self::new(&tools.calls(), request.identity.clone(), index))
     }
 
-    fn of(calls: &Calls) -> Self {
+    fn new(calls: &Calls, identity: Identity, index: usize) -> Self {
         let at = if calls.instead == Instead::Nothing { At::Head } else { At::Start };
         let openings = match calls.instead {
             // Other JSON may have the same first key.
             Instead::Json(_) => calls.tools.iter().map(|tool| Calls::head(&tool.name)).collect(),
             Instead::Text | Instead::Nothing => vec![Calls::OPENING.to_owned()],
         };
-        Self { at, held: String::new(), calls: Vec::new(), openings }
+        Self { at, held: String::new(), calls: Vec::new(), openings, identity, index }
     }
 
     /// The calls so far, the last of which may be unfinished.
@@ -136,7 +140,7 @@ impl ToolCallParser {
         let Some((name, rest)) = rest.split_once(ARGUMENTS) else { return };
         // The grammar ensures that it is JSON.
         let Ok(Value::String(name)) = serde_json::from_str(name) else { return };
-        let id = format!("call_{:032x}", rand::rng().random::<u128>());
+        let id = format!("call_{}", self.identity.call(self.index, self.calls.len()));
         out.push(Piece::CallStart { index: self.calls.len(), id: id.clone(), name: name.clone() });
         self.calls.push(ToolCall { id, name, arguments: String::new() });
         self.held = rest.to_owned();
@@ -186,7 +190,7 @@ mod tests {
     fn read(pieces: &[&str], instead: Instead) -> (String, Vec<(String, String)>) {
         let tools = ["f", "g-2"].map(|name| Call { name: name.into(), arguments: Value::Bool(true) });
         let calls = Calls { tools: tools.into(), max: 2, instead };
-        let (mut reader, mut out) = (ToolCallParser::of(&calls), Vec::new());
+        let (mut reader, mut out) = (ToolCallParser::new(&calls, Identity::new(), 0), Vec::new());
         for piece in pieces {
             reader.push(piece, &mut out);
         }

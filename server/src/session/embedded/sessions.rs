@@ -12,6 +12,15 @@ use crate::session::index::{
 };
 
 impl Write<'_> {
+    /// Refuses a version that exists already.
+    pub(super) fn check_new(&self, version: &NewVersion) -> Result<(), IndexError> {
+        if self.tables.version(version.id.as_str())?.is_some() {
+            let reason = format!("version {} exists already", version.id);
+            return Err(StoreError::Unavailable { reason }.into());
+        }
+        Ok(())
+    }
+
     /// Adds a version that nothing points to yet, and its text.
     pub(super) fn add_new(&mut self, version: &NewVersion) -> Result<(), IndexError> {
         let NewVersion { id, row, text, reserved } = version;

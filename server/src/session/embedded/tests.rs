@@ -9,7 +9,7 @@ use tempfile::TempDir;
 use super::index::EmbeddedIndex;
 use crate::session::disk::SystemDisk;
 use crate::session::id::Owner;
-use crate::session::index::tests::{conforms, excludes};
+use crate::session::index::tests::{conforms, excludes, interleaves};
 use crate::session::index::{Index, NewReceipt};
 
 fn open(folder: Option<&Path>) -> Arc<dyn Index> {
@@ -53,4 +53,9 @@ fn an_index_in_a_folder_conforms_and_lasts() {
     };
     conforms(32, true, start);
     excludes(start);
+}
+
+#[test]
+fn turns_on_two_servers_are_safe_in_every_order() {
+    interleaves(true, || async || open(None));
 }

@@ -13,6 +13,7 @@ impl Write<'_> {
             return Err(stale(&old));
         }
         self.check_receipt(*owner, receipt.as_ref())?;
+        self.check_new(version)?;
         // The forks come first, because the new head may make the session release a version that they keep.
         self.add_turn_forks(commit, &old)?;
         let mut row = old.clone();

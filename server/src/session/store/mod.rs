@@ -19,6 +19,7 @@ mod probe;
 mod responses;
 mod sessions;
 mod shared_sweep;
+mod streams;
 mod sweep;
 #[cfg(test)]
 mod tests;
@@ -30,7 +31,7 @@ mod types;
 pub use inner::Store;
 pub use texts::MAX_TEXT_PART;
 pub use turn_forks::TurnFork;
-pub use turns::Turn;
+pub use turns::{Restart, Turn};
 pub use types::{
     ChainFrom, Durability, Filter, Fork, Listing, Location, NewResponse, NewSession, Page, Receipt, ReceiptKey,
     Session, SnapshotCodec, Start, StoreOptions, StoreStats, Tag, Tier, TurnNote, Version,

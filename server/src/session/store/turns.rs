@@ -1,5 +1,7 @@
 //! Turns: transactions that move a session's head.
 
+mod again;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,6 +16,8 @@ use crate::session::id::{Owner, SessionId, VersionId};
 use crate::session::index::{Commit, Reservation, Rewind, SessionRow, VersionRow, most_bytes, text_bytes};
 use crate::session::patch::Metadata;
 use crate::session::snapshot::Snapshot;
+
+pub use again::Restart;
 
 /// A session in use. Dropping it releases the session unchanged.
 pub struct Turn {
@@ -31,6 +35,8 @@ pub struct Turn {
     /// Space for the text that it adds.
     text_reserved: Option<Arc<Reservation>>,
     forks: TurnForks,
+    /// Whether another server may carry out the same turn, and commit the same version.
+    repeats: bool,
 }
 
 /// A session that is not there yet.
@@ -80,7 +86,21 @@ impl Store {
         let session = inner.session(id.clone(), row, head)?;
         let (inner, text_reserved, forks) = (Arc::clone(inner), None, TurnForks::default());
         let (absent, head) = (None, snapshot);
-        Ok(Turn { inner, owner, session, absent, head, tier, expectation, lease, reserved, text_reserved, forks })
+        let repeats = false;
+        Ok(Turn {
+            inner,
+            owner,
+            session,
+            absent,
+            head,
+            tier,
+            expectation,
+            lease,
+            reserved,
+            text_reserved,
+            forks,
+            repeats,
+        })
     }
 
     /// As [`Self::begin`]. If there is no session with this id, it is the turn of an empty one, which [`Turn::create_session`]
@@ -119,7 +139,21 @@ impl Store {
             None => (Arc::new(Snapshot::empty(seed)), Tier::Memory),
         };
         let (inner, text_reserved, forks) = (Arc::clone(inner), None, TurnForks::default());
-        Ok(Turn { inner, owner, session, absent, head, tier, expectation, lease, reserved, text_reserved, forks })
+        let repeats = false;
+        Ok(Turn {
+            inner,
+            owner,
+            session,
+            absent,
+            head,
+            tier,
+            expectation,
+            lease,
+            reserved,
+            text_reserved,
+            forks,
+            repeats,
+        })
     }
 
     /// Moves a session's head to another version of the same owner whose snapshot is kept. The session then lists it, and so
@@ -290,7 +324,10 @@ impl Turn {
     ) -> Result<Session, StoreError> {
         let commit = async move {
             self.create_session().await?;
-            let Self { inner, owner, session, expectation, lease, reserved, text_reserved, forks, .. } = self;
+            let Self { inner, owner, session, expectation, lease, reserved, text_reserved, forks, repeats, .. } = self;
+            if repeats && let Some(session) = inner.committed(owner, &session.id, &version).await? {
+                return Ok(session);
+            }
             let parent = session.head.id.clone();
             let _room = inner.admit_receipt(owner, receipt.as_ref()).await?;
             let text = inner.prepare_text(owner, note.text.as_ref(), text_reserved).await?;
@@ -333,6 +370,12 @@ impl Turn {
                     count(&inner.counters.forks, forks.len());
                     drop(lease);
                     inner.session(session.id, row, head)
+                }
+                Err(error) if repeats => {
+                    let error = inner.abandon_forks(forks, error).await;
+                    // The object stays, because it may be that of another server's commit of the same version.
+                    let committed = inner.committed(owner, &session.id, &version).await.ok().flatten();
+                    committed.ok_or(error)
                 }
                 Err(error) => {
                     inner.count_conflict(&error);

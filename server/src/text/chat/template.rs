@@ -143,6 +143,11 @@ impl ChatTemplate {
         !self.turns.is_empty() || self.source.contains("think>")
     }
 
+    /// Whether a prompt depends on when it is made.
+    pub fn reads_clock(&self) -> bool {
+        self.source.contains("strftime_now")
+    }
+
     /// The source of the template.
     pub fn source(&self) -> &str {
         &self.source

@@ -1,6 +1,5 @@
 //! The responses of `/v1/messages`: the events of a stream, or one object.
 
-use rand::Rng;
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -108,9 +107,9 @@ pub(super) struct MessageEncoder {
 impl MessageEncoder {
     pub(super) fn new(request: &ValidRequest) -> Self {
         let prompt = request.prompts.iter().map(Vec::len).sum();
-        let parser = request.tools.as_ref().map(ToolCallParser::new);
+        let parser = ToolCallParser::of(request, 0);
         Self {
-            id: format!("msg_{:032x}", rand::rng().random::<u128>()),
+            id: format!("msg_{}", request.identity.id),
             model: request.served.name.clone(),
             blocks: Blocks::new(parser),
             stop: Stop::default(),

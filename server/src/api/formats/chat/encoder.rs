@@ -49,7 +49,7 @@ struct Choice {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     token_ids: Option<Vec<u32>>,
-    /// Absent until the answer has ended.
+    /// Absent until the answer has ended, and in a stream that other servers can continue.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     timings: Option<TimingsMs>,
@@ -79,7 +79,7 @@ struct ChunkChoice {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     token_ids: Option<Vec<u32>>,
-    /// Absent until the answer has ended.
+    /// Absent until the answer has ended, and in a stream that other servers can continue.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     timings: Option<TimingsMs>,
@@ -119,6 +119,8 @@ pub(in crate::api) struct ChatEncoder {
     prompt: Option<Vec<u32>>,
     texts: Vec<PartialMessage>,
     committed: Committed,
+    /// Whether the response states how long its texts took.
+    timed: bool,
     /// What has been used up to now.
     so_far: TokenUsage,
     usage: UsageField,
@@ -129,11 +131,11 @@ impl ChatEncoder {
         let tokenizer = &request.served.tokenizer;
         let carried = carried(request).next().unwrap_or_default();
         let names = TokenNames::new(Arc::clone(tokenizer), options.tokens_as_ids);
-        let message = |_| PartialMessage {
+        let message = |index| PartialMessage {
             text: String::new(),
             reasoning: String::new(),
             splitter: ReasoningSplitter::of(request),
-            parser: request.tools.as_ref().map(ToolCallParser::new),
+            parser: ToolCallParser::of(request, index),
             token_ids: Vec::new(),
             logprobs: request.logprobs.map(|_| ChatLogprobs::new(&names)),
             aligner: request.logprobs.map(|_| TokenAligner::new(Arc::clone(tokenizer), &carried)),
@@ -143,7 +145,7 @@ impl ChatEncoder {
             mean_logprob: None,
         };
         Self {
-            envelope: Envelope::new("chatcmpl", &request.served),
+            envelope: Envelope::new("chatcmpl", request),
             prompt: request.prompts.first().filter(|_| options.token_ids).cloned(),
             options,
             collect,
@@ -151,6 +153,7 @@ impl ChatEncoder {
             texts: (0..request.choices.generated).map(message).collect(),
             names,
             committed: Committed::default(),
+            timed: request.identity.timed,
             so_far: usage_at_start(request),
             usage: UsageField::Absent,
         }
@@ -248,7 +251,7 @@ impl EventEncoder for ChatEncoder {
     }
 
     fn delta(&mut self, index: usize, delta: Delta, out: &mut Vec<StreamEvent>) {
-        let Delta { text, token_ids, logprobs } = delta;
+        let Delta { text, token_ids, logprobs, .. } = delta;
         self.so_far.completion += token_ids.len();
         let message = &mut self.texts[index];
         if self.collect && self.options.token_ids {
@@ -276,7 +279,7 @@ impl EventEncoder for ChatEncoder {
             finish.reason == FinishReason::Stop && message.parser.as_ref().is_some_and(ToolCallParser::has_called);
         message.reason = Some(if called { Ending::ToolCalls } else { finish.reason.into() });
         message.stop = Some(StopReason::of(finish.stop.as_ref()));
-        message.timings = Some(finish.timings.into());
+        message.timings = self.timed.then(|| finish.timings.into());
         message.mean_logprob = finish.mean_logprob().filter(|_| self.means);
         let mut aligned =
             message.aligner.as_mut().map(|aligner| aligner.finish(finish.stop.as_ref())).unwrap_or_default();

@@ -56,7 +56,7 @@ struct Choice {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     token_ids: Option<Vec<u32>>,
-    /// Absent until the text has ended.
+    /// Absent until the text has ended, and in a stream that other servers can continue.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     timings: Option<TimingsMs>,
@@ -91,6 +91,8 @@ pub(in crate::api) struct CompletionEncoder {
     echoes: Vec<Echo>,
     texts: Vec<PartialText>,
     committed: Committed,
+    /// Whether the response states how long its texts took.
+    timed: bool,
     /// What has been used up to now.
     so_far: TokenUsage,
     usage: UsageField,
@@ -122,7 +124,7 @@ impl CompletionEncoder {
         Self {
             texts: (0..request.prompts.len() * choices.generated).map(text).collect(),
             names,
-            envelope: Envelope::new("cmpl", &request.served),
+            envelope: Envelope::new("cmpl", request),
             options,
             collect,
             means: request.means,
@@ -130,6 +132,7 @@ impl CompletionEncoder {
             tokenizer: Arc::clone(tokenizer),
             echoes,
             committed: Committed::default(),
+            timed: request.identity.timed,
             so_far: usage_at_start(request),
             usage: UsageField::Absent,
         }
@@ -209,7 +212,7 @@ impl EventEncoder for CompletionEncoder {
     }
 
     fn delta(&mut self, index: usize, delta: Delta, out: &mut Vec<StreamEvent>) {
-        let Delta { text, token_ids, logprobs } = delta;
+        let Delta { text, token_ids, logprobs, .. } = delta;
         self.so_far.completion += token_ids.len();
         let aligned = self.texts[index].aligner.as_mut().map(|aligner| aligner.push(&text, logprobs));
         let logprobs = aligned.and_then(|tokens| self.logprobs(tokens));
@@ -224,7 +227,7 @@ impl EventEncoder for CompletionEncoder {
 
     fn end_text(&mut self, index: usize, finish: &Finish, committed: &Committed, out: &mut Vec<StreamEvent>) {
         let aligned = self.texts[index].aligner.as_mut().map(|aligner| aligner.finish(finish.stop.as_ref()));
-        let (reason, timings) = (Some(Ending::from(finish.reason)), Some(finish.timings.into()));
+        let (reason, timings) = (Some(Ending::from(finish.reason)), self.timed.then(|| finish.timings.into()));
         let stop_reason = Some(StopReason::of(finish.stop.as_ref()));
         let choice = Choice {
             index,

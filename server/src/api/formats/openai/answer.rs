@@ -3,7 +3,6 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use rand::Rng;
 use serde::Serialize;
 use serde_json::Value;
 use utoipa::ToSchema;
@@ -14,7 +13,6 @@ use crate::api::openapi::schemas::json_schemas;
 use crate::api::request::ValidRequest;
 use crate::api::run::TokenUsage;
 use crate::api::run::encoder::StreamEvent;
-use crate::api::state::Served;
 use crate::engine::{FinishReason, StopCause, Timings};
 
 /// Tokens that a request took.
@@ -144,10 +142,11 @@ pub(in crate::api) struct Envelope {
 
 impl Envelope {
     /// The envelope of a new response, whose id begins with `prefix`.
-    pub(in crate::api) fn new(prefix: &str, served: &Served) -> Self {
+    pub(in crate::api) fn new(prefix: &str, request: &ValidRequest) -> Self {
+        let ValidRequest { served, identity, .. } = request;
         Self {
-            id: format!("{prefix}-{:032x}", rand::rng().random::<u128>()),
-            created: now(),
+            id: format!("{prefix}-{}", identity.id),
+            created: identity.created,
             model: served.name.clone(),
             system_fingerprint: served.fingerprint.clone(),
         }

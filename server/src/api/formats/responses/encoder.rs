@@ -6,7 +6,6 @@ use super::object::{Failed, Incomplete, IncompleteReason, InputDetails, Object, 
 use super::output::Output;
 use crate::api::error::ApiError;
 use crate::api::formats::openai::answer::now;
-use crate::api::request::tools::Tools;
 use crate::api::run::TokenUsage;
 use crate::api::run::encoder::{Committed, EventEncoder, StreamEvent, to_json};
 use crate::api::run::tool_calls::ToolCallParser;
@@ -39,9 +38,9 @@ pub(super) struct ResponseEncoder {
 }
 
 impl ResponseEncoder {
-    /// An encoder of a response that may be calls of `tools`.
-    pub(super) fn new(object: Object, context: Context, tools: Option<&Tools>) -> Self {
-        let output = Output::new(tools.map(ToolCallParser::new));
+    /// An encoder of a response that may be calls of tools, which `parser` then finds.
+    pub(super) fn new(object: Object, context: Context, parser: Option<ToolCallParser>) -> Self {
+        let output = Output::new(parser);
         Self { object, output, context, next: 0, after_commit: None }
     }
 

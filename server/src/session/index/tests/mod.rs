@@ -1,8 +1,11 @@
 //! What every implementation of [`Index`] is tested with: random operations, each with the result that the definition in
-//! `model.rs` gives, and races for a session's head and for an owner's last session.
+//! `model.rs` gives, races for a session's head and for an owner's last session, and turns on two servers in every order.
 
 mod agree;
+mod asked;
+mod interleavings;
 mod model;
+mod protocol;
 mod races;
 mod space;
 mod steps;
@@ -13,6 +16,7 @@ use std::time::Duration;
 
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
+pub(crate) use self::interleavings::interleaves;
 use self::model::Model;
 pub(crate) use self::races::excludes;
 use self::steps::{Step, step};
@@ -326,7 +330,9 @@ impl World {
                 let (owner, digits) = (owner(number), self.digits());
                 let id = ResponseId::parse(&format!("resp_{digits}")).expect("an id");
                 let parent = parent.map(|parent| self.version(parent));
-                let parent = parent.filter(|parent| self.model.is_listed(parent.as_str()));
+                // A text continues one of the same owner.
+                let own = |parent: &VersionId| self.owners.get(parent.as_str()) == Some(&owner);
+                let parent = parent.filter(|parent| own(parent) && self.model.is_listed(parent.as_str()));
                 let version = self.new_version(owner, parent.as_ref(), bytes, text);
                 let ends = now + u64::from(ttl) * TICK;
                 let row = ResponseRow { owner, version: version.id.to_string(), ends, body: vec![bytes] };

@@ -1,0 +1,161 @@
+"""Streams whose server is killed, each resumed on another one.
+
+    python .ci/cluster/streams.py target/debug/tidegate [--streams 100] [--replicas 3] [--seed 1]
+
+In each round, clients read streams of one replica, which is killed at a random point of one of them. They resume at the next
+event on another replica. No event may be missing or come twice, and each text must be that of one server that nothing disturbs.
+"""
+
+import argparse
+import asyncio
+import random
+import statistics
+import time
+
+from client import Api, Event, Record, Stream, Violation
+from services import Cluster, Replica, cluster, on_sigterm, single
+
+FLAGS = ["--threads", "1", "--drain-seconds", "10"]
+AT_ONCE = 10
+
+
+class Reader:
+    """A client that reads one stream."""
+
+    def __init__(self, number: int, record: Record, dice: random.Random):
+        self.record, self.number = record, number
+        self.delay = dice.uniform(0, 0.3)
+        self.api = Api("", f"reader{number}", record, dice)
+        self.first = {"text": f"Once upon a time there were {number} foxes", "seed": number}
+        self.turn = {
+            "prompt": " and", "max_tokens": dice.randint(60, 240), "temperature": 0.9, "seed": number, "ignore_eos": True,
+        }
+        self.killed_at: float | None = None
+        # Events read when the server was killed, and seconds until the next one.
+        self.read_before, self.silence = 0, 0.0
+
+    async def create(self, url: str) -> str:
+        self.api.url = url
+        answer = await self.api.send("create", "POST", "/v1/sessions", self.first)
+        if answer.status != 201:
+            raise Violation(f"create: {answer}")
+        return answer.body["id"]
+
+    async def read(self, server: Replica, other: Replica, kill_after: int) -> None:
+        """Reads a stream, and kills its server after that many events, if it is not 0."""
+        self.session = await self.create(server.url)
+        await asyncio.sleep(self.delay)
+
+        async def kill() -> None:
+            server.kill()
+
+        headers = {"idempotency-key": f"stream{self.number}"}
+        body = {**self.turn, "session": self.session}
+        self.stream = Stream(self.api, body, headers, [kill_after] if kill_after else [], kill)
+        take = self.stream.take
+
+        def taken(event: Event, told: dict[str, str]) -> None:
+            if self.killed_at and not self.silence:
+                self.silence = time.monotonic() - self.killed_at
+            take(event, told)
+            # It resumes on the other one, whatever happens.
+            self.api.url = other.url
+
+        self.stream.take = taken
+        reading = asyncio.create_task(self.stream.run())
+        while server.running() and not reading.done():
+            await asyncio.sleep(0.001)
+        self.api.url = other.url
+        if self.stream.id and not self.stream.done:
+            self.killed_at, self.read_before = time.monotonic(), self.stream.next
+        await reading
+
+    async def compare(self, server: Replica, url: str) -> None:
+        """Compares the stream, and what the session has at last, with a server that nothing disturbs."""
+        self.api = Api(url, self.api.token, self.record, self.api.dice)
+        there = await self.api.send("text", "GET", f"/v1/sessions/{self.session}/text")
+        session = await self.create(server.url)
+        answer = await self.api.send("turn", "POST", "/v1/completions", {**self.turn, "session": session})
+        here = await self.api.send("text", "GET", f"/v1/sessions/{session}/text")
+        text = answer.body["choices"][0]["text"]
+        if self.stream.text != text:
+            self.record.violation(f"stream {self.number} gave {self.stream.text!r}, and undisturbed {text!r}")
+        if there.body.get("text") != here.body["text"]:
+            self.record.violation(f"session {self.number} has {there.body}, and undisturbed {here.body}")
+        await self.api.close()
+
+
+async def round_of(there: Cluster, record: Record, dice: random.Random, number: int) -> list[Reader]:
+    """Streams of one replica, which is killed. Returns those that were interrupted."""
+    replicas = there.replicas
+    server, other = replicas[number % len(replicas)], replicas[(number + 1) % len(replicas)]
+    readers = [Reader(number * AT_ONCE + n, record, dice) for n in range(AT_ONCE)]
+    # Whoever begins last kills it, so that most of the others are in the middle of their texts.
+    killer = max(readers, key=lambda reader: reader.delay)
+    point = dice.randint(1, killer.turn["max_tokens"] // 2)
+    reading = asyncio.gather(*(reader.read(server, other, point * (reader is killer)) for reader in readers))
+    while server.running() and not reading.done():
+        await asyncio.sleep(0.005)
+    if server is other:
+        # The only one: its streams are gone.
+        server.start()
+    await reading
+    if server is not other:
+        server.start()
+    await server.ready()
+    for reader in readers:
+        await reader.api.close()
+    return [reader for reader in readers if reader.killed_at]
+
+
+async def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("program")
+    parser.add_argument("--streams", type=int, default=100)
+    parser.add_argument("--replicas", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--embedded", action="store_true", help="one server with the embedded index")
+    parser.add_argument("--keep", action="store_true", help="keep logs and data")
+    options = parser.parse_args()
+    on_sigterm()
+    record, dice = Record(streams_survive=not options.embedded), random.Random(options.seed)
+    interrupted: list[Reader] = []
+    async with (
+        single(options.program, ["--durability", "memory", "--owner-sessions", "100000"]) as undisturbed,
+        cluster(options.program, options.replicas, options.embedded, FLAGS, options.keep) as there,
+    ):
+        number = 0
+        while len(interrupted) < options.streams:
+            try:
+                found = await round_of(there, record, dice, number)
+            except Violation as error:
+                record.violation(str(error))
+                break
+            interrupted += found
+            number += 1
+            print(f"  round {number}: {len(found)} streams interrupted, {len(interrupted)} in all", flush=True)
+            if number > options.streams:
+                raise SystemExit("too few streams are interrupted")
+        for reader in interrupted:
+            await reader.compare(undisturbed, there.url)
+        await there.stop()
+        report(interrupted, number, record)
+        if record.violations:
+            raise SystemExit(f"{len(record.violations)} violations with --seed {options.seed}")
+    return 0
+
+
+def report(interrupted: list[Reader], rounds: int, record: Record) -> None:
+    events = [reader.stream.next for reader in interrupted]
+    points = sorted(reader.read_before for reader in interrupted)
+    silences = sorted(reader.silence for reader in interrupted)
+    print(f"\n| streams interrupted by {rounds} kills | {len(interrupted)} |\n| --- | --- |")
+    print(f"| events, each of them once | {sum(events)} |")
+    middle = statistics.median(points)
+    print(f"| events read before the kill, least, median and most | {points[0]}, {middle:.0f}, {points[-1]} |")
+    print(f"| seconds until the next event, median and most | {statistics.median(silences):.1f}, {silences[-1]:.1f} |")
+    print(f"| texts that differ, events missing or doubled, streams lost | {len(record.violations)} |")
+
+
+if __name__ == "__main__":
+    raise SystemExit(asyncio.run(main()))

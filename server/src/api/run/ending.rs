@@ -1,0 +1,73 @@
+//! The end of a run: what it leaves is stored, with the result for retries of the same request; or it is given up, so that
+//! another server can continue its stream.
+
+use tracing::warn;
+
+use super::Run;
+use super::sink::{Last, Sink};
+use crate::api::error::ApiError;
+use crate::api::request::continuation::CommitPlan;
+use crate::api::state::RunGuard;
+use crate::engine::Finish;
+use crate::metrics::Meter;
+use crate::session::{NewResponse, Owner, ReceiptKey};
+
+/// Longest result that is stored for retries of a request that has changed nothing. A retry of a longer one is computed
+/// again.
+const MAX_RECEIPT_BYTES: usize = 256 << 10;
+
+impl Run {
+    /// Ends without a commit or a last event. The readers of the stream ask again, and another server continues it.
+    pub(super) async fn give_up(mut self, sink: Sink, meter: Meter, _guard: RunGuard) {
+        let Some(recording) = self.recording.take() else { return };
+        let state = self.state.clone();
+        // The session first: who takes the stream needs it.
+        drop((self, meter));
+        state.streams().forget(&recording.id);
+        recording.release().await;
+        sink.close(Vec::new(), Last::new(Ok(String::new()), None, None)).await;
+    }
+
+    /// Stores what a request leaves, once its last text has ended.
+    pub(super) async fn commit(&mut self, index: usize, finish: Finish) -> Result<(), ApiError> {
+        // Held to the end: until then a retry of the same request is refused.
+        let ticket = self.ticket.take();
+        let plan = std::mem::replace(&mut self.plan, CommitPlan::Nothing(Owner::default()));
+        let chosen = self.chosen.take();
+        let changes = chosen.is_some() || matches!(plan, CommitPlan::Response { .. });
+        let body =
+            ticket.as_ref().map(|_| self.encoder.body()).filter(|body| changes || body.len() <= MAX_RECEIPT_BYTES);
+        let receipt = ticket.as_ref().zip(body).map(|(ticket, body)| ticket.receipt(body));
+        match (plan, chosen) {
+            (CommitPlan::Turn { mut turn, version, label, .. }, Some(chosen)) => {
+                let (snapshot, note, forks) = chosen.into_parts(label)?;
+                turn.leave_forks(forks);
+                turn.commit(snapshot, note, receipt, version).await?;
+            }
+            (CommitPlan::Response { owner, id, parent }, _) => {
+                let snapshot = finish.snapshot.clone().ok_or_else(ApiError::internal)?;
+                let text = self.recorders.end(index, &finish, self.encoder.tool_calls(index));
+                let new = NewResponse { body: self.encoder.body().into_bytes(), snapshot, parent, text };
+                self.state.store()?.put_response(owner, &id, new, receipt).await?;
+            }
+            // The server stores nothing of a conversation that the client keeps.
+            (CommitPlan::ClientState { .. }, _) => {}
+            (CommitPlan::Prefixes(owner) | CommitPlan::Nothing(owner) | CommitPlan::Turn { owner, .. }, _) => {
+                self.keep_receipt(receipt, owner).await;
+            }
+        }
+        Ok(())
+    }
+
+    /// Stores the result of a request that has changed nothing. If that fails, a retry is computed again.
+    async fn keep_receipt(&self, receipt: Option<(ReceiptKey, Vec<u8>)>, owner: Owner) {
+        let Some((key, bytes)) = receipt.filter(|(_, bytes)| bytes.len() <= MAX_RECEIPT_BYTES) else { return };
+        let kept = match self.state.store() {
+            Ok(store) => store.put_receipt(owner, &key.0, bytes).await.map_err(ApiError::from),
+            Err(error) => Err(error),
+        };
+        if let Err(error) = kept {
+            warn!("the result for an idempotency key was not stored: {}", error.message());
+        }
+    }
+}

@@ -1,0 +1,247 @@
+//! What is recorded of a request whose stream outlives its server, and how long. A text is a function of state, request and
+//! seed, so another server can compute the same events from the record.
+//!
+//! The record is written before the engine gets the request. It is removed when the events begin to depend on something
+//! else: when the text is ended early, or fails. It is kept for a while after the end.
+
+use std::time::Duration;
+
+use axum::body::Bytes;
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use serde::{Deserialize, Serialize};
+use tokio::runtime::Handle;
+use tracing::warn;
+
+use super::encoder::to_json;
+use super::streams::{RETENTION, Streams};
+use crate::api::error::ApiError;
+use crate::api::request::continuation::{CommitPlan, Repeat, SessionParameters};
+use crate::api::request::identity::Identity;
+use crate::api::request::prompt::Prompt;
+use crate::api::request::{MaxTokens, TextRequest};
+use crate::api::state::{AppState, Served};
+use crate::session::{Owner, Restart, Store, Tier, VersionId};
+
+/// How long a text may take where `--max-seconds` does not bound it.
+const LONGEST: Duration = Duration::from_hours(24);
+
+/// The header that marks retries.
+const KEY: HeaderName = HeaderName::from_static("idempotency-key");
+
+/// All that the events of a stream depend on, besides the server's own settings.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct StreamRecord {
+    /// The format's own path.
+    pub(super) path: String,
+    pub(super) body: String,
+    /// The request's `idempotency-key`.
+    key: Option<String>,
+    /// The fingerprint of the model, the server's version and the kind of device.
+    fingerprint: String,
+    identity: Identity,
+    /// A default may depend on the key's quota.
+    max_tokens: usize,
+    /// The version from which the turn starts, and the one that it makes.
+    from: String,
+    version: String,
+    /// Whether the snapshot was in memory, and whether the client named the version: the last event depends on them.
+    in_memory: bool,
+    named: bool,
+}
+
+/// A request that is going to be recorded.
+pub(in crate::api) struct Asked {
+    path: &'static str,
+    body: String,
+    key: Option<String>,
+    fingerprint: String,
+}
+
+/// A request whose stream other servers can continue.
+pub(in crate::api) enum Recorded {
+    New(Asked),
+    /// Another server has begun it.
+    Again(Recording),
+}
+
+/// The record of a stream that this server holds. Dropping it undoes that.
+pub(in crate::api) struct Recording {
+    state: AppState,
+    store: Store,
+    owner: Owner,
+    pub(super) id: String,
+    pub(super) record: StreamRecord,
+    /// The first event that the client lacks, if another server has begun the stream.
+    resumed_at: Option<usize>,
+    /// Events so far.
+    events: usize,
+    /// Whether nothing is left to be done.
+    settled: bool,
+}
+
+impl Asked {
+    /// The request, if its stream can be recorded: its events depend on nothing else than the record, and other servers use
+    /// the store. Of several texts, the order of the events would depend on the time, and so does the prompt if the chat
+    /// template reads the clock.
+    pub(in crate::api) fn of(
+        state: &AppState,
+        (path, headers, body): (Option<&'static str>, &HeaderMap, &Bytes),
+        request: &TextRequest,
+        served: &Served,
+    ) -> Option<Self> {
+        let reads_clock = matches!(request.prompt, Prompt::Messages(_))
+            && served.template.as_deref().is_some_and(|template| template.reads_clock());
+        if reads_clock || request.choices.generated > 1 || !state.store().is_ok_and(Store::is_shared) {
+            return None;
+        }
+        let key = headers.get(KEY).and_then(|key| key.to_str().ok()).map(str::to_owned);
+        let body = std::str::from_utf8(body).ok()?.to_owned();
+        Some(Self { path: path?, body, key, fingerprint: served.fingerprint.clone() })
+    }
+}
+
+impl Recorded {
+    /// Fixes what would differ from run to run.
+    pub(in crate::api) fn fix(&self, request: &mut TextRequest, session: &mut SessionParameters) {
+        match self {
+            Self::New(_) => request.identity.timed = false,
+            Self::Again(recording) => {
+                let record = &recording.record;
+                request.identity = record.identity.clone();
+                request.max_tokens = MaxTokens::Given(record.max_tokens as u64);
+                session.repeat = record.repeat();
+            }
+        }
+    }
+
+    /// Records the request. Returns once it is stored.
+    pub(super) async fn begin(
+        self,
+        state: &AppState,
+        plan: &mut CommitPlan,
+        (max_tokens, identity): (usize, Identity),
+    ) -> Result<Recording, ApiError> {
+        let asked = match self {
+            Self::New(asked) => asked,
+            Self::Again(recording) => return Ok(recording),
+        };
+        let CommitPlan::Turn { owner, turn, version, .. } = plan else { return Err(ApiError::internal()) };
+        turn.may_repeat();
+        let Asked { path, body, key, fingerprint } = asked;
+        let Restart { from, tier, named } = turn.restart();
+        let record = StreamRecord {
+            path: path.to_owned(),
+            body,
+            key,
+            fingerprint,
+            identity,
+            max_tokens,
+            from: from.to_string(),
+            version: version.to_string(),
+            in_memory: tier == Tier::Memory,
+            named,
+        };
+        let (store, id) = (state.store()?.clone(), Streams::new_id());
+        let recording = Recording::new(state, (store, *owner, id), record, None);
+        recording.put(state.options().max_time.unwrap_or(LONGEST) + RETENTION).await?;
+        Ok(recording)
+    }
+}
+
+impl StreamRecord {
+    /// The turn to carry out again.
+    fn repeat(&self) -> Option<Repeat> {
+        let tier = if self.in_memory { Tier::Memory } else { Tier::Disk };
+        let restart = Restart { from: VersionId::parse(&self.from)?, tier, named: self.named };
+        Some(Repeat { restart, version: VersionId::parse(&self.version)? })
+    }
+}
+
+impl Recording {
+    /// Of the stream `id` in `store`.
+    pub(super) fn new(
+        state: &AppState,
+        (store, owner, id): (Store, Owner, String),
+        record: StreamRecord,
+        resumed_at: Option<usize>,
+    ) -> Self {
+        Self { state: state.clone(), store, owner, id, record, resumed_at, events: 0, settled: false }
+    }
+
+    /// The request's headers and body.
+    pub(in crate::api) fn request(&self) -> (HeaderMap, Bytes) {
+        let key = self.record.key.as_deref().and_then(|key| HeaderValue::from_str(key).ok());
+        (key.map(|key| (KEY, key)).into_iter().collect(), Bytes::from(self.record.body.clone()))
+    }
+
+    /// Refuses to compute the stream with a model whose text would be another one.
+    pub(in crate::api) fn check(&self, served: &Served) -> Result<(), ApiError> {
+        if self.record.fingerprint == served.fingerprint {
+            return Ok(());
+        }
+        let message = format!(
+            "the stream was begun by a server with the system fingerprint {}, and this server has {}: its text would be \
+             another one",
+            self.record.fingerprint, served.fingerprint
+        );
+        Err(ApiError::server(StatusCode::SERVICE_UNAVAILABLE, "stream_unavailable", message))
+    }
+
+    /// Counts events, and the tokens in them if the client has them already.
+    pub(super) fn count(&mut self, events: usize, tokens: usize) {
+        if self.resumed_at.is_some_and(|next| self.events < next) {
+            self.state.metrics().recomputed_for_streams(tokens);
+        }
+        self.events += events;
+    }
+
+    /// At the end of the stream: keeps the record for a while, so that other servers can still send its events. Removes it
+    /// if the stream is not `complete`.
+    pub(super) async fn settle(mut self, complete: bool) {
+        if !complete {
+            return self.delete().await;
+        }
+        self.settled = true;
+        // If it is gone, the client has deleted it at another server.
+        if self.store.stream(self.owner, &self.id).await.is_ok() {
+            if let Err(error) = self.put(RETENTION).await {
+                warn!("the record of a stream was not kept: {}", error.message());
+            }
+            self.store.release_stream(self.owner, &self.id).await;
+        }
+    }
+
+    /// Gives the stream up for another server.
+    pub(super) async fn release(mut self) {
+        self.settled = true;
+        self.store.release_stream(self.owner, &self.id).await;
+    }
+
+    /// Removes the record: from now on no other server can compute the events.
+    pub(super) async fn delete(mut self) {
+        self.settled = true;
+        if let Err(error) = self.store.delete_stream(self.owner, &self.id).await {
+            warn!("the record of a stream was not removed: {error}");
+        }
+    }
+
+    async fn put(&self, kept: Duration) -> Result<(), ApiError> {
+        let record = to_json(&self.record).into_bytes();
+        Ok(self.store.put_stream(self.owner, &self.id, record, kept).await?)
+    }
+}
+
+impl Drop for Recording {
+    fn drop(&mut self) {
+        let Some(runtime) = Handle::try_current().ok().filter(|_| !self.settled) else { return };
+        let (store, owner, id) = (self.store.clone(), self.owner, std::mem::take(&mut self.id));
+        let begun_elsewhere = self.resumed_at.is_some();
+        runtime.spawn(async move {
+            if begun_elsewhere {
+                store.release_stream(owner, &id).await;
+            } else if let Err(error) = store.delete_stream(owner, &id).await {
+                warn!("the record of a stream was not removed: {error}");
+            }
+        });
+    }
+}

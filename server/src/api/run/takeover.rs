@@ -1,0 +1,93 @@
+//! Takes over streams of servers that have died or given them up: finds what was recorded, and computes it again.
+
+use std::time::Duration;
+
+use axum::http::StatusCode;
+use axum::response::Response;
+use tokio::time::{Instant, sleep};
+
+use super::recording::{Recording, StreamRecord};
+use super::streams::{Streams, no_longer_kept};
+use crate::api::error::ApiError;
+use crate::api::formats::chat::ChatRequest;
+use crate::api::formats::completions::CompletionRequest;
+use crate::api::formats::format::{Format, repeat};
+use crate::api::state::AppState;
+use crate::session::{Owner, Store, StoreError};
+
+/// How long a request waits for a stream that another server holds, and how often it looks. Short in tests, which wait for
+/// servers that do not end.
+const WAIT: Duration = if cfg!(test) { Duration::from_millis(100) } else { Duration::from_secs(15) };
+const POLL: Duration = if cfg!(test) { Duration::from_millis(5) } else { Duration::from_millis(500) };
+
+/// Lets this server have the stream: returns once it has the stream's log. The client lacks the events from `next` on.
+pub(super) async fn take_over(state: &AppState, owner: Owner, id: &str, next: usize) -> Result<(), ApiError> {
+    let deadline = Instant::now() + WAIT;
+    loop {
+        if state.streams().has(owner, id) {
+            return Ok(());
+        }
+        let (store, record) = find(state, owner, id).await?;
+        if state.is_draining() {
+            let message = "the server is shutting down";
+            return Err(ApiError::server(StatusCode::SERVICE_UNAVAILABLE, "shutting_down", message));
+        }
+        // Another request may be starting it already.
+        if let Some(_claim) = state.streams().claim(id)
+            && store.take_stream(owner, id).await.map_err(missing)?
+        {
+            let record: StreamRecord = serde_json::from_slice(&record).map_err(|_| no_longer_kept())?;
+            let recording = Recording::new(state, (store, owner, id.to_owned()), record, Some(next));
+            start(state, owner, recording).await?;
+            state.metrics().taken_over();
+            return Ok(());
+        }
+        if Instant::now() + POLL > deadline {
+            let message = "another server still computes the stream, and only that one can send it now";
+            return Err(ApiError::server(StatusCode::SERVICE_UNAVAILABLE, "stream_unavailable", message));
+        }
+        sleep(POLL).await;
+    }
+}
+
+/// Runs the recorded request. What it writes into its log is read there.
+async fn start(state: &AppState, owner: Owner, recording: Recording) -> Result<Response, ApiError> {
+    let (state, path) = (state.clone(), Some(&*recording.record.path));
+    let response = if path == CompletionRequest::IDEMPOTENT_PATH {
+        repeat::<CompletionRequest>(state, owner, recording).await
+    } else if path == ChatRequest::IDEMPOTENT_PATH {
+        repeat::<ChatRequest>(state, owner, recording).await
+    } else {
+        Err(no_longer_kept())
+    };
+    // The version from which the turn starts is gone, so nothing can be computed again.
+    response.map_err(|error| if error.param() == Some("version") { no_longer_kept() } else { error })
+}
+
+/// Removes the record of a stream. If the server that holds the stream is alive, its turn runs to its end.
+pub(super) async fn forget(state: &AppState, owner: Owner, id: &str) -> Result<(), ApiError> {
+    let (store, _) = find(state, owner, id).await?;
+    Ok(store.delete_stream(owner, id).await?)
+}
+
+/// The store that has the record of a stream, and the record.
+async fn find(state: &AppState, owner: Owner, id: &str) -> Result<(Store, Vec<u8>), ApiError> {
+    for store in state.stores().into_iter().filter(|store| store.is_shared() && Streams::is_id(id)) {
+        match store.stream(owner, id).await {
+            Ok(record) => return Ok((store, record)),
+            Err(StoreError::NotFound { .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Err(missing(StoreError::STREAM))
+}
+
+fn missing(error: StoreError) -> ApiError {
+    match error {
+        StoreError::NotFound { .. } => ApiError::missing("id", "stream"),
+        error => error.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,94 @@
+//! Turns that another server has begun, and perhaps committed, and that this one carries out again.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{Expectation, Turn};
+use crate::session::error::StoreError;
+use crate::session::id::{Owner, SessionId, VersionId};
+use crate::session::store::inner::{Inner, Store};
+use crate::session::store::turn_forks::TurnForks;
+use crate::session::store::types::{Session, Tier};
+
+/// How a turn began that is carried out again.
+#[derive(Clone, Debug)]
+pub struct Restart {
+    /// The version from which it starts, whatever the session's head is by now.
+    pub from: VersionId,
+    /// Where that version's snapshot was found then.
+    pub tier: Tier,
+    /// Whether the client named the version.
+    pub named: bool,
+}
+
+impl Store {
+    /// As [`Self::begin`], for a turn that another server has begun. It is committed only if the session's head is still
+    /// the version from which it starts; if it was committed already, that counts as its commit.
+    ///
+    /// # Errors
+    /// As for [`Self::begin`], or the version from which it starts is no longer kept.
+    pub async fn begin_again(
+        &self,
+        owner: Owner,
+        id: &SessionId,
+        restart: &Restart,
+        wait: Duration,
+    ) -> Result<Turn, StoreError> {
+        let Restart { from, tier, named } = restart;
+        let inner = &self.inner;
+        let (lease, expectation, mut row, mut head) = inner.hold(owner, id, None, wait).await?;
+        let expectation = Expectation { named: *named, ..expectation };
+        if row.head != from.as_str() {
+            head = inner.version_row(owner, from).await?;
+            from.as_str().clone_into(&mut row.head);
+        }
+        let reserved = Arc::new(inner.admit(owner, inner.codec.max_bytes() as u64).await?);
+        let (head, session) = (inner.fetch(from, &head).await?.0, inner.session(id.clone(), row, head)?);
+        Ok(Turn {
+            inner: Arc::clone(inner),
+            owner,
+            session,
+            absent: None,
+            head,
+            tier: *tier,
+            expectation,
+            lease,
+            reserved,
+            text_reserved: None,
+            forks: TurnForks::default(),
+            repeats: true,
+        })
+    }
+}
+
+impl Turn {
+    /// How the turn has begun, for another server that carries it out again.
+    pub fn restart(&self) -> Restart {
+        Restart { from: self.session.head.id.clone(), tier: self.tier, named: self.expectation.named }
+    }
+
+    /// Says that another server may carry out the turn again, and commit the same version.
+    pub fn may_repeat(&mut self) {
+        self.repeats = true;
+    }
+}
+
+impl Inner {
+    /// The session, if it lists the version: another server has committed the turn that makes it.
+    pub(super) async fn committed(
+        &self,
+        owner: Owner,
+        id: &SessionId,
+        version: &VersionId,
+    ) -> Result<Option<Session>, StoreError> {
+        match self.index.listed(owner, id, Some(version)).await {
+            Ok(_) => {
+                let (row, head) = self.index.head(owner, id).await?;
+                self.session(id.clone(), row, head).map(Some)
+            }
+            // If it is the session that is missing, the commit says so.
+            Err(StoreError::NotFound { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
