@@ -103,11 +103,7 @@ impl Backend {
                 *failure = Some(error.clone());
                 self.failed.notify_one();
             }
-            None if operation == PUT => {
-                if failure.take().is_some() {
-                    tracing::info!("{} works again", self.name);
-                }
-            }
+            None if operation == PUT && failure.take().is_some() => tracing::info!("{} works again", self.name),
             _ => {}
         }
     }

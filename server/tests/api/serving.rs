@@ -121,7 +121,8 @@ async fn draining_refuses_new_requests_and_finishes_old_ones() {
         let response = send(&state, request).await;
         assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
         // Clients send it again, and on another connection, which a proxy gives to another server.
-        assert_eq!((&response.headers()[header::RETRY_AFTER], &response.headers()[header::CONNECTION]), ("1", "close"));
+        assert_eq!(response.headers()[header::RETRY_AFTER], "1");
+        assert_eq!(response.headers()[header::CONNECTION], "close");
     }
     assert_eq!(send(&state, get("/health")).await.status(), StatusCode::SERVICE_UNAVAILABLE);
     assert_eq!(send(&state, get("/livez")).await.status(), StatusCode::OK);
@@ -130,6 +131,23 @@ async fn draining_refuses_new_requests_and_finishes_old_ones() {
     let stream = text(running).await;
     assert_eq!(*events(&stream).last().unwrap(), "[DONE]");
     thread.join();
+}
+
+#[tokio::test]
+async fn a_connection_that_stays_open_is_closed_by_the_next_answer_while_the_server_drains() {
+    let state = AppState::new(ApiOptions::default());
+    let (address, _stop, _server) = listen(state.clone()).await;
+    let mut socket = TcpStream::connect(address).await.unwrap();
+    let request = b"GET /livez HTTP/1.1\r\nhost: test\r\n\r\n";
+    socket.write_all(request).await.unwrap();
+    let mut answer = vec![0; 1000];
+    let read = socket.read(&mut answer).await.unwrap();
+    assert!(answer[..read].starts_with(b"HTTP/1.1 200"));
+    state.drain();
+    socket.write_all(request).await.unwrap();
+    let mut rest = String::new();
+    socket.read_to_string(&mut rest).await.unwrap();
+    assert!(rest.starts_with("HTTP/1.1 200") && rest.contains("connection: close\r\n"), "{rest}");
 }
 
 #[tokio::test]

@@ -125,16 +125,13 @@ impl Store {
             Err(error) => return Err(error),
         };
         let replaces = found.is_some();
-        let (session, absent, head) = match found.filter(|(row, _)| !inner.has_ended(id, row)) {
-            Some((row, head)) => {
-                inner.begun(&mut lease, &row).await?;
-                (inner.session(id.clone(), row, head.clone())?, None, Some(head))
-            }
-            None => {
-                let session = absent_session(id, &metadata);
-                let new = NewSession { start: Start::Empty { seed }, metadata, ttl: None, label: None };
-                (session, Some(Absent { new, replaces }), None)
-            }
+        let (session, absent, head) = if let Some((row, head)) = found.filter(|(row, _)| !inner.has_ended(id, row)) {
+            inner.begun(&mut lease, &row).await?;
+            (inner.session(id.clone(), row, head.clone())?, None, Some(head))
+        } else {
+            let session = absent_session(id, &metadata);
+            let new = NewSession { start: Start::Empty { seed }, metadata, ttl: None, label: None };
+            (session, Some(Absent { new, replaces }), None)
         };
         let reserved = Arc::new(inner.admit(owner, inner.codec.max_bytes() as u64).await?);
         let (head, tier) = match head {

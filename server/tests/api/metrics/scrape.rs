@@ -104,17 +104,24 @@ pub(crate) fn read(text: &str, open: bool) -> Scrape {
 }
 
 impl Scrape {
-    /// A histogram without labels, with its buckets in the order of `text`.
+    /// A histogram for each set of labels besides the bound, which comes first, with its buckets in the order of `text`.
     fn check_histogram(&self, name: &str, text: &str) {
-        let lines = text.lines().filter_map(|line| line.strip_prefix(&format!("{name}_bucket{{le=\"")));
-        let buckets: Vec<(f64, f64)> = lines
-            .map(|line| line.split_once("\"} ").unwrap())
-            .map(|(le, count)| (le.parse().unwrap(), count.parse().unwrap()))
-            .collect();
-        assert!(buckets.len() >= 2 && buckets.is_sorted_by(|a, b| a.0 < b.0 && a.1 <= b.1), "{name}: {buckets:?}");
-        let last = buckets.last().unwrap();
-        assert_eq!((last.0, last.1), (f64::INFINITY, self.samples[&format!("{name}_count")]), "{name}");
-        assert!(self.samples.contains_key(&format!("{name}_sum")), "{name}");
+        let mut all: BTreeMap<String, Vec<(f64, f64)>> = BTreeMap::new();
+        for line in text.lines().filter_map(|line| line.strip_prefix(&format!("{name}_bucket{{le=\""))) {
+            let (labels, count) = line.rsplit_once("} ").unwrap();
+            let (le, labels) = labels.split_once('"').unwrap();
+            let labels = labels.trim_start_matches(',').replace('"', "");
+            let labels = if labels.is_empty() { labels } else { format!("{{{labels}}}") };
+            all.entry(labels).or_default().push((le.parse().unwrap(), count.parse().unwrap()));
+        }
+        assert!(!all.is_empty(), "{name}");
+        for (labels, buckets) in all {
+            assert!(buckets.len() >= 2 && buckets.is_sorted_by(|a, b| a.0 < b.0 && a.1 <= b.1), "{name}: {buckets:?}");
+            let last = buckets.last().unwrap();
+            let count = self.samples[&format!("{name}_count{labels}")];
+            assert_eq!((last.0, last.1), (f64::INFINITY, count), "{name}{labels}");
+            assert!(self.samples.contains_key(&format!("{name}_sum{labels}")), "{name}{labels}");
+        }
     }
 
     /// A sample's value; 0 if it has never been counted.

@@ -16,7 +16,7 @@ async fn commit(turn: Turn) -> Result<VersionId, StoreError> {
 #[test]
 fn an_operation_that_fails_now_and_then_is_tried_again() {
     crate::sync::block_on(async {
-        let Servers { stores: [one, two], objects, .. } = Servers::start();
+        let Servers { stores: [one, two], objects, .. } = Servers::start().await;
         let id = one.create(ANN, new_session()).await.expect("a session").id;
         let turn = one.begin(ANN, &id, None, Duration::ZERO).await.expect("the session");
         objects.failing.store(2, SeqCst);
@@ -35,7 +35,7 @@ fn an_operation_that_fails_now_and_then_is_tried_again() {
 fn without_the_object_store_turns_are_refused_until_it_works_again() {
     crate::sync::block_on(async {
         for mode in [Mode::Fails, Mode::Hangs] {
-            let Servers { stores: [one, _], objects, .. } = Servers::start();
+            let Servers { stores: [one, _], objects, .. } = Servers::start().await;
             let session = one.create(ANN, new_session()).await.expect("a session");
             let turn = one.begin(ANN, &session.id, None, Duration::ZERO).await.expect("the session");
             objects.set(mode);
@@ -67,7 +67,7 @@ fn without_the_object_store_turns_are_refused_until_it_works_again() {
 fn an_object_store_that_fails_is_found_before_it_is_needed() {
     crate::sync::block_on(async {
         let options = StoreOptions { sweep_every: Duration::from_millis(10), ..StoreOptions::new(Location::Memory) };
-        let Servers { stores: [one, _], objects, .. } = Servers::with(options);
+        let Servers { stores: [one, _], objects, .. } = Servers::with(options).await;
         objects.set(Mode::Fails);
         until("the probe", async || one.failure().is_some()).await;
         objects.set(Mode::Works);
@@ -78,7 +78,7 @@ fn an_object_store_that_fails_is_found_before_it_is_needed() {
 #[test]
 fn without_the_index_turns_fail_and_leave_nothing() {
     crate::sync::block_on(async {
-        let Servers { stores: [one, two], indexes, .. } = Servers::start();
+        let Servers { stores: [one, two], indexes, .. } = Servers::start().await;
         let session = one.create(ANN, new_session()).await.expect("a session");
         let turn = one.begin(ANN, &session.id, None, Duration::ZERO).await.expect("the session");
         indexes[0].is_down.store(true, SeqCst);

@@ -16,7 +16,7 @@ async fn commit(turn: crate::session::store::Turn, read: u64) -> Result<VersionI
 #[test]
 fn a_session_in_use_on_one_server_is_in_use_on_the_other() {
     crate::sync::block_on(async {
-        let Servers { stores: [one, two], indexes, .. } = Servers::start();
+        let Servers { stores: [one, two], indexes, .. } = Servers::start().await;
         let id = one.create(ANN, new_session()).await.expect("a session").id;
         let turn = one.begin(ANN, &id, None, Duration::ZERO).await.expect("the session");
         assert!(matches!(two.begin(ANN, &id, None, Duration::ZERO).await, Err(StoreError::Busy { .. })));
@@ -40,7 +40,7 @@ fn a_session_in_use_on_one_server_is_in_use_on_the_other() {
 #[test]
 fn a_request_that_goes_away_while_it_waits_leaves_no_lease() {
     crate::sync::block_on(async {
-        let Servers { stores: [one, two], indexes, .. } = Servers::start();
+        let Servers { stores: [one, two], indexes, .. } = Servers::start().await;
         let id = one.create(ANN, new_session()).await.expect("a session").id;
         let turn = one.begin(ANN, &id, None, Duration::ZERO).await.expect("the session");
         let waiting = tokio::time::timeout(Duration::from_millis(20), two.begin(ANN, &id, None, LONG));
@@ -54,7 +54,7 @@ fn a_request_that_goes_away_while_it_waits_leaves_no_lease() {
 #[test]
 fn a_turn_whose_lease_was_lost_is_refused_if_the_other_server_was_faster() {
     crate::sync::block_on(async {
-        let Servers { stores: [one, two], indexes, .. } = Servers::start();
+        let Servers { stores: [one, two], indexes, .. } = Servers::start().await;
         let id = one.create(ANN, new_session()).await.expect("a session").id;
         let paused = one.begin(ANN, &id, None, Duration::ZERO).await.expect("the session");
         indexes[0].steal(&id);
@@ -72,7 +72,7 @@ fn a_turn_whose_lease_was_lost_is_refused_if_the_other_server_was_faster() {
 #[test]
 fn a_slot_that_both_servers_find_empty_is_created_by_one() {
     crate::sync::block_on(async {
-        let Servers { stores: [one, two], indexes, .. } = Servers::start();
+        let Servers { stores: [one, two], indexes, .. } = Servers::start().await;
         let id = SessionId::named(ANN, "slot", "0");
         let begin = |store: Store| {
             let id = id.clone();
@@ -89,7 +89,7 @@ fn a_slot_that_both_servers_find_empty_is_created_by_one() {
 #[test]
 fn a_commit_whose_answer_is_lost_is_carried_out_once() {
     crate::sync::block_on(async {
-        let Servers { stores: [one, two], indexes, .. } = Servers::start();
+        let Servers { stores: [one, two], indexes, .. } = Servers::start().await;
         let id = one.create(ANN, new_session()).await.expect("a session").id;
         for is_overtaken in [false, true] {
             let before = one.versions(ANN, &id).await.expect("its versions").len();
@@ -115,7 +115,7 @@ fn a_commit_whose_answer_is_lost_is_carried_out_once() {
 #[test]
 fn what_is_created_while_the_answer_is_lost_is_found() {
     crate::sync::block_on(async {
-        let Servers { stores: [one, _], .. } = Servers::start();
+        let Servers { stores: [one, _], .. } = Servers::start().await;
         let session = one.create(ANN, new_session()).await.expect("a session");
         let lost = StoreError::Unavailable { reason: "it is down".to_owned() };
         let found = one.inner.find_created(ANN, &session.id, Some(&session.head.id), &lost).await;

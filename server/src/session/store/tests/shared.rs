@@ -17,9 +17,7 @@ use object_store::{
 };
 use tokio::sync::Notify;
 
-use super::Tokens;
-use crate::session::disk::SystemDisk;
-use crate::session::embedded::EmbeddedIndex;
+use super::{Tokens, open};
 use crate::session::error::StoreError;
 use crate::session::id::{Owner, ResponseId, SessionId, VersionId};
 use crate::session::index::*;
@@ -260,14 +258,13 @@ pub(super) struct Servers {
 }
 
 impl Servers {
-    pub(super) fn start() -> Self {
-        Self::with(StoreOptions::new(Location::Memory))
+    pub(super) async fn start() -> Self {
+        Self::with(StoreOptions::new(Location::Memory)).await
     }
 
-    pub(super) fn with(options: StoreOptions) -> Self {
-        let freed = Box::new(|_: &[VersionId]| {});
-        let index = EmbeddedIndex::open(Arc::new(SystemDisk), None, true, &|_, _| true, freed, Box::new(|| Ok(())));
-        let index: Arc<dyn Index> = Arc::new(index.expect("an index"));
+    pub(super) async fn with(options: StoreOptions) -> Self {
+        // That of a store which is gone.
+        let index = Arc::clone(&open(Location::Memory).await.inner.index);
         let (common, objects) = (Arc::new(Common::default()), InMemory::new());
         let objects = Arc::new(Flaky { objects, mode: Mutex::new(Mode::Works), failing: AtomicUsize::new(0) });
         let indexes = [0, 1].map(|server| {
