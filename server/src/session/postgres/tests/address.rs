@@ -54,9 +54,7 @@ fn a_connection_with_tls_is_verified() {
             PostgresIndex::open(options, Box::new(|_| {})).await
         };
         let index = open(&format!("sslmode=require&sslrootcert={root}")).await.expect("an index");
-        let rows = index
-            .database
-            .query(super::super::connection::step!("SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()"));
+        let rows = index.database.query(step!("SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()"));
         assert!(rows.await.expect("a row")[0].get::<_, bool>(0));
         for wrong in ["sslmode=require", "sslmode=prefer"] {
             let error = open(wrong).await.expect_err("the certificate is unknown");

@@ -1,5 +1,7 @@
 //! Objects that no version has, and commits that come too late.
 
+use std::collections::BTreeSet;
+
 use futures_util::future::join;
 
 use super::*;
@@ -33,12 +35,8 @@ fn the_first_of_a_claim_and_a_commit_wins() {
         assert_eq!(garbage.len(), 2);
         assert_eq!(two.orphans(garbage.clone()).await, Ok(Vec::new()));
         two.forget_garbage(garbage.clone()).await.expect("it is forgotten");
-        let mut orphans = two.orphans(garbage.clone()).await.expect("the index is read");
-        orphans.sort();
-        assert_eq!(
-            orphans,
-            { garbage.into_iter().collect::<std::collections::BTreeSet<_>>() }.into_iter().collect::<Vec<_>>()
-        );
+        let orphans = two.orphans(garbage.clone()).await.expect("the index is read");
+        assert_eq!(BTreeSet::from_iter(orphans), BTreeSet::from_iter(garbage));
     });
 }
 
@@ -52,12 +50,11 @@ fn of_a_claim_and_a_commit_at_the_same_time_one_wins() {
             let commit = turn(&id, &head, 5);
             let version = commit.version.id.clone();
             let claim = two.orphans(vec![version.clone()]);
-            let (done, claimed) = match round % 2 {
-                0 => join(one.commit(commit), claim).await,
-                _ => {
-                    let (claimed, done) = join(claim, one.commit(commit)).await;
-                    (done, claimed)
-                }
+            let (done, claimed) = if round % 2 == 0 {
+                join(one.commit(commit), claim).await
+            } else {
+                let (claimed, done) = join(claim, one.commit(commit)).await;
+                (done, claimed)
             };
             let claimed = claimed.expect("the index is asked");
             match done {

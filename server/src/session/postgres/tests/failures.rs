@@ -55,7 +55,7 @@ async fn open(schema: &Schema) -> (watch::Sender<Mode>, Arc<PostgresIndex>) {
     (mode, Arc::new(Schema::open_with(options).await))
 }
 
-fn is_unavailable<T>(result: Result<T, StoreError>) -> bool {
+fn is_unavailable<T>(result: &Result<T, StoreError>) -> bool {
     matches!(result, Err(StoreError::Unavailable { .. }))
 }
 
@@ -75,13 +75,13 @@ fn a_server_without_its_database_refuses_until_that_is_back() {
             let (id, (row, _)) = create(&*index, 1, None).await;
             mode.send_replace(broken);
             // It never hangs. Whether a commit was carried out is not known then.
-            assert!(is_unavailable(index.commit(turn(&id, &row.head, 1)).await), "{broken:?}");
+            assert!(is_unavailable(&index.commit(turn(&id, &row.head, 1)).await), "{broken:?}");
             let failure = index.failure().expect("a failure");
             assert_eq!((index.ready().await, index.flush().await), (Err(failure.clone()), Err(failure.clone())));
             // From now on nothing is sent.
             let refused = tokio::time::timeout(Duration::ZERO, index.head(OWNER, &id)).await;
             assert_eq!(refused.expect("at once").map(drop), Err(failure));
-            assert!(is_unavailable(index.lease(&id).await) && is_unavailable(index.leads().await));
+            assert!(is_unavailable(&index.lease(&id).await) && is_unavailable(&index.leads().await));
             mode.send_replace(Mode::Pass);
             recovers(&index).await;
             let head = index.session(OWNER, &id).await.expect("the session").head;
@@ -137,7 +137,7 @@ fn a_closed_index_refuses_everything() {
         let index = schema.open().await;
         let (id, _) = create(&index, 1, None).await;
         index.close().await.expect("the index closes");
-        assert!(is_unavailable(index.head(OWNER, &id).await) && is_unavailable(index.ready().await));
-        assert!(is_unavailable(index.delete(OWNER, &id).await) && is_unavailable(index.expire(NOW, none()).await));
+        assert!(is_unavailable(&index.head(OWNER, &id).await) && is_unavailable(&index.ready().await));
+        assert!(is_unavailable(&index.delete(OWNER, &id).await) && is_unavailable(&index.expire(NOW, none()).await));
     });
 }

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use super::connection::step;
 use super::*;
 use crate::session::error::StoreError;
 use crate::session::id::{Owner, SessionId, VersionId};
@@ -26,7 +27,7 @@ const OWNER: Owner = Owner([1; 16]);
 const NOW: u64 = 1_000_000_000;
 
 /// Longer than any test takes.
-const NEVER: Duration = Duration::from_secs(3600);
+const NEVER: Duration = Duration::from_hours(1);
 
 /// What must be true of the tables between two transactions: statements that count what is wrong.
 const AUDIT: [(&str, &str); 6] = [

@@ -59,9 +59,7 @@ fn a_session_that_a_server_works_on_does_not_expire() {
         assert_eq!((two.can_sweep(later, none()).await, two.expire(later, none()).await), (Ok(true), Ok(1)));
         assert_eq!(two.session(OWNER, &id).await, Err(StoreError::SESSION));
         // The server is forgotten, and with it its leases.
-        assert!(
-            two.database.query(super::super::connection::step!("SELECT FROM leases")).await.expect("rows").is_empty()
-        );
+        assert!(two.database.query(step!("SELECT FROM leases")).await.expect("rows").is_empty());
     });
 }
 
@@ -120,8 +118,6 @@ fn another_server_takes_a_stream_over_once_its_holder_ends() {
         // One that has ended is not found, and is removed without being counted.
         one.put_stream(stream("c", NOW)).await.expect("it is stored");
         assert_eq!((one.stream(OWNER, "c").await, one.expire(NOW, none()).await), (missing(), Ok(0)));
-        assert!(
-            one.database.query(super::super::connection::step!("SELECT FROM streams")).await.expect("rows").is_empty()
-        );
+        assert!(one.database.query(step!("SELECT FROM streams")).await.expect("rows").is_empty());
     });
 }

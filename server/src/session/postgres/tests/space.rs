@@ -72,3 +72,33 @@ fn last_uses_of_two_servers_do_not_replace_each_other() {
         assert_eq!(one.can_sweep(NOW + 19_000, none()).await, Ok(true));
     });
 }
+
+#[test]
+fn of_two_owners_each_loses_what_is_beyond_its_share() {
+    with_schema(async |schema| {
+        let (index, other) = (schema.open().await, Owner([2; 16]));
+        let mut sessions = Vec::new();
+        for (owner, turns) in [(OWNER, 2), (other, 1)] {
+            let create = new_session(owner, 100, None);
+            let (mut row, _) = index.create(create.clone()).await.expect("a session");
+            for _ in 0..turns {
+                let of = turn(&create.id, &row.head, 100);
+                let bounds = Bounds { keep: 9, lineage: 9 };
+                let commit = Commit { owner, version: version(owner, Some(&of.expected), 100), bounds, ..of };
+                row = index.commit(commit).await.expect("a turn").0;
+            }
+            sessions.push((owner, create.id));
+        }
+        // Both use 300 bytes then, and may use 225.
+        let victims = index.capacity().victims(other, 100, 150);
+        assert_eq!(index.can_evict(victims.clone(), 301).await, Ok(false));
+        assert_eq!(index.evict(victims.clone(), 301, 9).await, Ok(None));
+        assert_eq!(index.evict(victims, 150, 9).await, Ok(Some(2)));
+        let mut kept = Vec::new();
+        for (owner, id) in &sessions {
+            let versions = index.versions(*owner, id).await.expect("the session").1;
+            kept.push(versions.into_iter().map(|version| version.kept).collect::<Vec<_>>());
+        }
+        assert_eq!(kept, [vec![false, true, true], vec![false, true]]);
+    });
+}
