@@ -265,11 +265,6 @@ impl AppState {
         self.model.as_ref().or_else(|| self.inner.only.get())
     }
 
-    /// Whether new requests are refused.
-    pub(super) fn is_draining(&self) -> bool {
-        self.inner.draining.load(Ordering::SeqCst)
-    }
-
     /// Refuses new requests; running ones finish, except those that another server can take over.
     pub fn drain(&self) {
         self.inner.draining.store(true, Ordering::SeqCst);

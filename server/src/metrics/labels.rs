@@ -50,6 +50,8 @@ pub(crate) enum Cancelled {
     Disconnected,
     /// The client read nothing for too long.
     Stalled,
+    /// The server shut down, and another one can continue the stream.
+    Released,
 }
 
 impl EncodeLabelValue for Cancelled {
@@ -57,6 +59,7 @@ impl EncodeLabelValue for Cancelled {
         let word = match self {
             Self::Disconnected => "disconnected",
             Self::Stalled => "stalled",
+            Self::Released => "released",
         };
         EncodeLabelValue::encode(&word, encoder)
     }

@@ -84,6 +84,11 @@ impl Meter {
         self.cancelled = Cancelled::Stalled;
     }
 
+    /// The server gives the texts up, so that another one can continue them.
+    pub(crate) fn released(mut self) {
+        self.cancelled = Cancelled::Released;
+    }
+
     /// Marks all texts as ended and returns how many were not.
     fn end_all(&mut self) -> usize {
         let open = self.texts.iter_mut().filter(|text| !matches!(text, Progress::Ended));

@@ -89,7 +89,7 @@ impl Metrics {
         for reason in [FinishReason::Stop, FinishReason::Length, FinishReason::Interrupted] {
             metrics.finished.get_or_create(&ReasonLabel { finished_reason: word(reason) }).inc_by(0);
         }
-        for cause in [Cancelled::Disconnected, Cancelled::Stalled] {
+        for cause in [Cancelled::Disconnected, Cancelled::Stalled, Cancelled::Released] {
             metrics.cancelled.get_or_create(&CauseLabel { cause }).inc_by(0);
         }
         for code in ["generation_failed", "grammar_limit", "shutting_down", "stalled"] {
@@ -108,7 +108,7 @@ impl Metrics {
         let help = "Texts (one per choice and prompt) that finished";
         all.register("request_success", help, self.finished.clone());
         all.register("request_failure", "Texts that failed after they started, by error code", self.failed.clone());
-        let help = "Texts cancelled because their clients disconnected or read nothing for too long";
+        let help = "Texts cancelled because their clients disconnected or read nothing for too long, or given up at a shutdown";
         all.register("request_cancelled", help, self.cancelled.clone());
         let help = "Prompt tokens of accepted requests, including those that needed no computation";
         all.register("prompt_tokens", help, self.prompt_tokens.clone());

@@ -138,7 +138,7 @@ impl Objects {
     /// Stores objects as files in `folder`. With `sync`, a write returns once it is on disk.
     pub(crate) fn folder(folder: &FilePath, sync: bool) -> Result<Self, StoreError> {
         let store = files(folder, sync)?;
-        make_private(folder).map_err(|error| failed(folder, &error))?;
+        make_private(folder).map_err(|error| unusable(folder, &error))?;
         Ok(Self::on(Arc::new(SystemDisk), Arc::new(store), folder, sync))
     }
 
@@ -319,17 +319,17 @@ fn files(folder: &FilePath, sync: bool) -> Result<LocalFileSystem, StoreError> {
     let objects = folder.join(OBJECTS);
     // All subfolders are made before any object, because a concurrent writer could otherwise treat a folder as durable that
     // another has just created.
-    make_folder(&objects, sync).map_err(|error| failed(folder, &error))?;
+    make_folder(&objects, sync).map_err(|error| unusable(folder, &error))?;
     for first in 0..=u8::MAX {
-        std::fs::create_dir_all(objects.join(format!("{first:02x}"))).map_err(|error| failed(folder, &error))?;
+        std::fs::create_dir_all(objects.join(format!("{first:02x}"))).map_err(|error| unusable(folder, &error))?;
     }
     if sync {
-        sync_folder(&objects).map_err(|error| failed(folder, &error))?;
+        sync_folder(&objects).map_err(|error| unusable(folder, &error))?;
     }
-    Ok(LocalFileSystem::new_with_prefix(folder).map_err(|error| failed(folder, &error))?.with_fsync(sync))
+    Ok(LocalFileSystem::new_with_prefix(folder).map_err(|error| unusable(folder, &error))?.with_fsync(sync))
 }
 
-fn failed(folder: &FilePath, error: &dyn std::error::Error) -> StoreError {
+fn unusable(folder: &FilePath, error: &dyn std::error::Error) -> StoreError {
     StoreError::Unavailable { reason: format!("the folder {}: {error}", folder.display()) }
 }
 

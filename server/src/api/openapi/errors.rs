@@ -44,7 +44,7 @@ pub(super) fn meaning(status: u16) -> &'static str {
         }
         500 => "The server failed.",
         501 => "Not supported by this server: it has no store, no secret, or too low a limit.",
-        503 => "The model is loading, or the server is shutting down.",
+        503 => "The model is loading, the server is shutting down, or another server computes the stream.",
         507 => "The store is full.",
         _ => "Refused.",
     }

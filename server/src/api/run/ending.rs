@@ -8,7 +8,7 @@ use super::sink::{Last, Sink};
 use crate::api::error::ApiError;
 use crate::api::request::continuation::CommitPlan;
 use crate::api::state::RunGuard;
-use crate::engine::Finish;
+use crate::engine::{Failure, Finish};
 use crate::metrics::Meter;
 use crate::session::{NewResponse, Owner, ReceiptKey};
 
@@ -21,8 +21,10 @@ impl Run {
     pub(super) async fn give_up(mut self, sink: Sink, meter: Meter, _guard: RunGuard) {
         let Some(recording) = self.recording.take() else { return };
         let state = self.state.clone();
+        self.texts.recorder.fail(Failure::ShuttingDown);
+        meter.released();
         // The session first: who takes the stream needs it.
-        drop((self, meter));
+        drop(self);
         state.streams().forget(&recording.id);
         recording.release().await;
         sink.close(Vec::new(), Last::new(Ok(String::new()), None, None)).await;

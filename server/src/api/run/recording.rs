@@ -180,11 +180,11 @@ impl Recording {
             return Ok(());
         }
         let message = format!(
-            "the stream was begun by a server with the system fingerprint {}, and this server has {}: its text would be \
-             another one",
+            "the stream was begun with the system fingerprint {}, and this server, which has {}, would continue it with \
+             another text; send the request again",
             self.record.fingerprint, served.fingerprint
         );
-        Err(ApiError::server(StatusCode::SERVICE_UNAVAILABLE, "stream_unavailable", message))
+        Err(ApiError::request(StatusCode::GONE, Some("id"), Some("gone"), message))
     }
 
     /// Counts events, and the tokens in them if the client has them already.

@@ -16,7 +16,9 @@ type StreamEvents = Events<CompletionChunk<'static>, ErrorBody>;
 
 /// Resume a stream after a disconnect
 ///
-/// The stream of a turn with `"on_disconnect": "continue"`, from the event after `last-event-id`, or from the first.
+/// The stream of a turn with `"on_disconnect": "continue"`, from the event after `last-event-id`, or from the first. Where
+/// several servers share sessions, this server continues the stream of another one that has died or shut down: the events are
+/// the same. 503 while that server is alive and computes it.
 #[utoipa::path(
     get,
     path = "/v1/streams/{id}",
@@ -28,7 +30,9 @@ type StreamEvents = Events<CompletionChunk<'static>, ErrorBody>;
             content((inline(StreamEvents) = "text/event-stream"))),
         Error<400>,
         Error<404>,
-        Error<410>
+        Error<409>,
+        Error<410>,
+        Error<503>
     )
 )]
 pub(in crate::api) async fn resume(
@@ -53,14 +57,15 @@ pub(in crate::api) async fn resume(
 /// End a stream and its turn
 ///
 /// The turn ends with the text so far, which is committed, as with `"on_disconnect": "commit"`. Whoever reads the stream
-/// gets its end; then its events are gone. After the end of the turn only its events are deleted.
+/// gets its end; then its events are gone. After the end of the turn only its events are deleted. Of a stream that another
+/// server computes, only the record is removed: no server takes it over, and its turn runs to its end.
 #[utoipa::path(
     delete,
     path = "/v1/streams/{id}",
     operation_id = "endStream",
     tag = "text",
     params(Id),
-    responses((status = 204, description = "The turn ends."), Error<400>, Error<404>)
+    responses((status = 204, description = "The turn ends."), Error<400>, Error<404>, Error<503>)
 )]
 pub(in crate::api) async fn end(
     State(state): State<AppState>,

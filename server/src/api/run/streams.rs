@@ -190,7 +190,9 @@ impl Streams {
 
     /// The right to take over a stream; none while another request has it.
     pub(super) fn claim<'a>(&'a self, id: &'a str) -> Option<Claim<'a>> {
-        self.claims().insert(id.to_owned()).then_some(Claim { streams: self, id })
+        let is_new = self.claims().insert(id.to_owned());
+        // Not made in vain: dropping it would end the claim of the request that has it.
+        if is_new { Some(Claim { streams: self, id }) } else { None }
     }
 
     /// Forgets the events of a stream that another server is going to continue. Its readers get the end of the connection.
@@ -260,6 +262,31 @@ fn make_room(logs: &mut HashMap<String, Arc<Log>>, owner: Owner) {
             bytes -= log.lock().bytes;
             own -= usize::from(log.owner == owner);
             logs.remove(&log.id);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_request_at_a_time_takes_a_stream_over() {
+        let streams = Streams::default();
+        let first = streams.claim("one").expect("nobody else takes it over");
+        assert!(streams.claim("one").is_none() && streams.claim("two").is_some());
+        assert!(streams.claim("one").is_none(), "who was refused has not ended the claim");
+        drop(first);
+        assert!(streams.claim("one").is_some());
+    }
+
+    #[test]
+    fn only_ids_of_streams_are_looked_up() {
+        assert!(Streams::is_id(&Streams::new_id()));
+        for id in
+            ["", "strm_", "strm_1", "sess_00000000000000000000000000000000", "strm_0000000000000000000000000000000g"]
+        {
+            assert!(!Streams::is_id(id), "{id}");
         }
     }
 }

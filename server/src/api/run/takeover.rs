@@ -15,10 +15,10 @@ use crate::api::formats::format::{Format, repeat};
 use crate::api::state::AppState;
 use crate::session::{Owner, Store, StoreError};
 
-/// How long a request waits for a stream that another server holds, and how often it looks. Short in tests, which wait for
-/// servers that do not end.
-const WAIT: Duration = if cfg!(test) { Duration::from_millis(100) } else { Duration::from_secs(15) };
-const POLL: Duration = if cfg!(test) { Duration::from_millis(5) } else { Duration::from_millis(500) };
+/// How long a request waits for a stream that another server holds, and how often it looks. Short in tests, one of which waits
+/// in vain.
+const WAIT: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 15 });
+const POLL: Duration = Duration::from_millis(if cfg!(test) { 5 } else { 500 });
 
 /// Lets this server have the stream: returns once it has the stream's log. The client lacks the events from `next` on.
 pub(super) async fn take_over(state: &AppState, owner: Owner, id: &str, next: usize) -> Result<(), ApiError> {

@@ -372,7 +372,8 @@ impl Turn {
                     inner.session(session.id, row, head)
                 }
                 Err(error) if repeats => {
-                    let error = inner.abandon_forks(forks, error).await;
+                    inner.count_conflict(&error);
+                    let error = inner.abandon_forks(forks, expectation.refusal(error)).await;
                     // The object stays, because it may be that of another server's commit of the same version.
                     let committed = inner.committed(owner, &session.id, &version).await.ok().flatten();
                     committed.ok_or(error)

@@ -10,7 +10,7 @@ use futures_util::{FutureExt as _, StreamExt as _};
 use serde_json::{Value, json};
 use tower::ServiceExt as _;
 
-use crate::api::state::{ApiOptions, AppState};
+use crate::api::state::{ApiOptions, AppState, Served};
 use crate::checkpoint::{OpenOptions, open};
 use crate::engine::{EngineHandle, EngineOptions, PassCost, PassCosts};
 use crate::session::shared::{Cluster, Death, Member};
@@ -30,19 +30,16 @@ struct Server {
 
 /// A server of the cluster, with the shipped model.
 fn server(cluster: &Arc<Cluster>) -> Server {
-    server_with(cluster, 0, None)
+    server_of(cluster, 0, |_| ())
 }
 
-fn server_with(cluster: &Arc<Cluster>, draft_max: usize, template: Option<&str>) -> Server {
+/// The same with drafts, or another model.
+fn server_of(cluster: &Arc<Cluster>, draft_max: usize, change: impl Fn(&mut Served)) -> Server {
     let checkpoint = Path::new(env!("CARGO_MANIFEST_DIR")).join("../weights/checkpoints/tidegate-tiny");
     let engine = EngineOptions { draft_max, pass_costs: Some(FREE), ..EngineOptions::default() };
     let options = OpenOptions { slots: 8, engine, ..OpenOptions::default() };
     let (mut served, _) = open(&checkpoint, &options).unwrap();
-    if let Some(template) = template {
-        let folder = tempfile::tempdir().unwrap();
-        std::fs::write(folder.path().join("chat_template.jinja"), template).unwrap();
-        served.template = ChatTemplate::load(folder.path()).unwrap().map(Arc::new);
-    }
+    change(&mut served);
     let (member, store) = cluster.join(served.codec.clone());
     let (state, engine) = (AppState::new(ApiOptions::default()), served.engine.clone());
     state.set_store(store);
@@ -191,7 +188,7 @@ fn requests() -> Vec<(&'static str, &'static str, Value)> {
 #[tokio::test(flavor = "multi_thread")]
 async fn drafts_other_rows_and_other_servers_change_no_byte() {
     let cluster = Cluster::new();
-    let (first, drafting) = (server(&cluster), server_with(&cluster, 8, None));
+    let (first, drafting) = (server(&cluster), server_of(&cluster, 8, |_| ()));
     for (name, path, body) in requests() {
         let (_, id, version, stream) = first.stream(path, &body).await;
         let all = whole(stream).await;
@@ -216,7 +213,10 @@ async fn drafts_other_rows_and_other_servers_change_no_byte() {
 #[tokio::test(flavor = "multi_thread")]
 async fn reasoning_is_told_apart_in_the_same_events() {
     let cluster = Cluster::new();
-    let servers = [0, 8].map(|drafts| server_with(&cluster, drafts, Some(REASONS)));
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("chat_template.jinja"), REASONS).unwrap();
+    let template = ChatTemplate::load(folder.path()).unwrap().map(Arc::new);
+    let servers = [0, 8].map(|drafts| server_of(&cluster, drafts, |served| served.template.clone_from(&template)));
     let body = json!({"messages": [{"role": "user", "content": "Tell me of a fox."}], "max_tokens": 24, "seed": 3});
     let (_, id, _, stream) = servers[0].stream("/v1/chat/completions", &body).await;
     let all = whole(stream).await;
@@ -313,6 +313,8 @@ async fn one_server_computes_a_stream_once_and_only_if_its_holder_is_gone() {
     assert_eq!(second.send(stranger).await.status(), StatusCode::NOT_FOUND);
     third.state.drain();
     assert_eq!(third.resume(&id, None).await.status(), StatusCode::SERVICE_UNAVAILABLE);
+    let updated = server_of(&cluster, 0, |served| served.fingerprint = "fp_1".into());
+    assert_eq!(updated.resume(&id, None).await.status(), StatusCode::GONE);
     let (all, rest) = tokio::join!(second.rest(&id, None), second.rest(&id, Some(had.len() - 1)));
     assert_eq!((&all[..had.len()], &all[had.len()..]), (&had[..], &rest[..]));
     assert_eq!(second.metric("tidegate_stream_takeovers_total").await, 1.0);
