@@ -12,7 +12,9 @@ use object_store::prefix::PrefixStore;
 use tidegate_server::Served;
 use tidegate_server::checkpoint::sessions_folder;
 use tidegate_server::ram::{RamSplit, SharedRam};
-use tidegate_server::session::{Codec, Durability, Location, Store, StoreOptions, StoreStats, folder_objects, objects_at};
+use tidegate_server::session::{
+    Codec, Durability, Location, Store, StoreOptions, StoreStats, folder_objects, objects_at,
+};
 use tracing::{info, warn};
 use url::Url;
 

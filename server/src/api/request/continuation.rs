@@ -237,7 +237,7 @@ impl Continuation {
         }
         let wait = wait(headers)?;
         let _permit = if wait.is_zero() { None } else { Some(state.waiters().enter(owner)?) };
-        let mut turn = Box::new(state.store()?.begin(owner, &id, if_match(headers)?, wait).await?);
+        let mut turn = Box::new(begin(state, owner, &id, headers, wait).await?);
         if keep == Some(Keep::All) {
             turn.reserve_forks(texts.saturating_sub(1)).await.map_err(|error| no_forks(error, texts))?;
         }
@@ -352,6 +352,25 @@ pub(in crate::api) fn session_id(id: &str, param: &str) -> Result<SessionId, Api
 /// A version's id from a client; a malformed one is reported as missing.
 pub(in crate::api) fn version_id(id: &str, param: &str) -> Result<VersionId, ApiError> {
     VersionId::parse(id).ok_or_else(|| ApiError::missing(param, "version"))
+}
+
+/// Begins a turn. If its session has moved on from the version that `If-Match` names, the request may be a retry of the one
+/// that has moved it, on another server, after this one has looked for its receipt.
+pub(in crate::api) async fn begin(
+    state: &AppState,
+    owner: Owner,
+    id: &SessionId,
+    headers: &HeaderMap,
+    wait: Duration,
+) -> Result<Turn, ApiError> {
+    let (store, expected) = (state.store()?, if_match(headers)?);
+    match store.begin(owner, id, expected, wait).await {
+        Err(error @ StoreError::Stale { .. }) => {
+            let key = headers.get("idempotency-key").and_then(|key| key.to_str().ok());
+            Err(store.unless_answered(owner, key, error).await.into())
+        }
+        begun => Ok(begun?),
+    }
 }
 
 /// The version that `If-Match` names, with or without quotes; none for `*`.

@@ -22,7 +22,7 @@ use crate::api::formats::openai::wire::{ChatMessage, Seed, messages};
 use crate::api::openapi::{BodyErrors, Error, Id, IdempotencyErrors, IdempotencyKey, IfMatch, Prefer, StoreErrors};
 use crate::api::request::ParameterNames;
 use crate::api::request::blocking::run_blocking;
-use crate::api::request::continuation::{if_match, version_id, wait};
+use crate::api::request::continuation::{begin, version_id, wait};
 use crate::api::request::messages::PromptMessages;
 use crate::api::request::prompt::{Conversation, encode_closed_messages, encode_text};
 use crate::api::request::recorder::TextRecorder;
@@ -237,7 +237,7 @@ pub(super) async fn append(
     let wait = wait(&headers)?;
     let permit = if wait.is_zero() { None } else { Some(state.waiters().enter(owner)?) };
     // Dropping the turn before its commit, on an error or a disconnect, leaves the session unchanged.
-    let mut turn = state.store()?.begin(owner, &id, if_match(&headers)?, wait).await?;
+    let mut turn = begin(&state, owner, &id, &headers, wait).await?;
     drop(permit);
     let reading = prepare(&state, &served, Arc::clone(turn.head()), (input, size)).await?;
     let (tokens, messages) = (reading.request.prompt_tokens() as u64, reading.recorder.most_message_bytes());

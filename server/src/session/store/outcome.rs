@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use super::inner::Inner;
+use super::inner::{Inner, Store, now};
 use crate::session::backend::pauses;
 use crate::session::error::StoreError;
 use crate::session::id::{Owner, SessionId, VersionId};
@@ -22,6 +22,14 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// Whether a change that failed so may have been made.
 pub(super) fn is_unknown(error: &StoreError) -> bool {
     matches!(error, StoreError::Unavailable { .. } | StoreError::Full { .. })
+}
+
+impl Store {
+    /// The error of a request that has found another head than it expects. If its key has an answer, it is a retry of the
+    /// request that has moved the head, and is told so.
+    pub async fn unless_answered(&self, owner: Owner, key: Option<&str>, error: StoreError) -> StoreError {
+        self.inner.unless_answered(owner, key, error).await
+    }
 }
 
 impl Inner {
@@ -55,7 +63,22 @@ impl Inner {
         if !may_be_there {
             return Err(error);
         }
-        self.find_commit(commit.owner, &commit.session, &commit.version.id).await.ok_or(error)
+        if let Some(head) = self.find_commit(commit.owner, &commit.session, &commit.version.id).await {
+            return Ok(head);
+        }
+        let key = commit.receipt.as_ref().map(|receipt| &*receipt.key);
+        match error {
+            StoreError::Stale { .. } => Err(self.unless_answered(commit.owner, key, error).await),
+            error => Err(error),
+        }
+    }
+
+    async fn unless_answered(&self, owner: Owner, key: Option<&str>, error: StoreError) -> StoreError {
+        let Some(key) = key else { return error };
+        match self.index.receipt(owner, key).await {
+            Ok(Some((ends, _))) if ends > now() => StoreError::Answered,
+            _ => error,
+        }
     }
 
     /// The session and its version, if a commit has made it after all.
