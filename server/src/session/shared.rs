@@ -121,7 +121,7 @@ impl Member {
             self.kill();
         }
         self.died.notify_one();
-        std::future::pending().await
+        std::future::pending::<()>().await;
     }
 
     async fn alive(&self) {

@@ -133,7 +133,7 @@ async fn respond<F: Format>(
     let on_disconnect = session.on_disconnect()?;
     let asked = || Asked::of(&state, (F::IDEMPOTENT_PATH, &headers, &raw), &request, &served).map(Recorded::New);
     let recorded = match recording {
-        Some(recording) => Some(Recorded::Again(recording)),
+        Some(recording) => Some(Recorded::Again(Box::new(recording))),
         None if stream && on_disconnect == OnDisconnect::Continue => asked(),
         None => None,
     };

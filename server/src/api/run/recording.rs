@@ -21,6 +21,7 @@ use crate::api::request::prompt::Prompt;
 use crate::api::request::{MaxTokens, TextRequest};
 use crate::api::state::{AppState, Served};
 use crate::session::{Owner, Restart, Store, Tier, VersionId};
+use crate::text::ChatTemplate;
 
 /// How long a text may take where `--max-seconds` does not bound it.
 const LONGEST: Duration = Duration::from_hours(24);
@@ -61,7 +62,7 @@ pub(in crate::api) struct Asked {
 pub(in crate::api) enum Recorded {
     New(Asked),
     /// Another server has begun it.
-    Again(Recording),
+    Again(Box<Recording>),
 }
 
 /// The record of a stream that this server holds. Dropping it undoes that.
@@ -90,7 +91,7 @@ impl Asked {
         served: &Served,
     ) -> Option<Self> {
         let reads_clock = matches!(request.prompt, Prompt::Messages(_))
-            && served.template.as_deref().is_some_and(|template| template.reads_clock());
+            && served.template.as_deref().is_some_and(ChatTemplate::reads_clock);
         if reads_clock || request.choices.generated > 1 || !state.store().is_ok_and(Store::is_shared) {
             return None;
         }
@@ -123,7 +124,7 @@ impl Recorded {
     ) -> Result<Recording, ApiError> {
         let asked = match self {
             Self::New(asked) => asked,
-            Self::Again(recording) => return Ok(recording),
+            Self::Again(recording) => return Ok(*recording),
         };
         let CommitPlan::Turn { owner, turn, version, .. } = plan else { return Err(ApiError::internal()) };
         turn.may_repeat();
