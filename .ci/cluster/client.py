@@ -140,7 +140,9 @@ class Api:
                 reason = "timeout"
             except (aiohttp.ClientError, OSError) as error:
                 reason = type(error).__name__
-            self.failed(what, reason)
+            # Of the same request sent twice at once, one has to wait for the other.
+            if (what, reason) != ("twice", "409 idempotency_key_in_use"):
+                self.failed(what, reason)
             if time.monotonic() - began > PATIENCE_S:
                 raise Violation(f"{what}: no success within {PATIENCE_S} s, at last {reason}")
             await self.pause(tries, told)
