@@ -3,6 +3,7 @@
 mod backup;
 mod check;
 mod files;
+mod session_file;
 mod texts;
 mod transfer;
 
