@@ -4,20 +4,27 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+#[cfg(feature = "postgres")]
+use anyhow::anyhow;
+use anyhow::{Context, Result, bail, ensure};
+use object_store::ObjectStore;
 use object_store::prefix::PrefixStore;
 use tidegate_server::Served;
 use tidegate_server::checkpoint::sessions_folder;
 use tidegate_server::ram::{RamSplit, SharedRam};
-use tidegate_server::session::{Durability, Location, Store, StoreOptions, StoreStats};
+use tidegate_server::session::{Codec, Durability, Location, Store, StoreOptions, StoreStats, folder_objects};
 use tracing::{info, warn};
 use url::Url;
 
-use crate::cli::{Budget, DurabilityArg, SessionArgs, Switch};
+use crate::cli::{Budget, DurabilityArg, SecretUrl, SessionArgs, Switch};
 
 /// Creates the data folder and checks that it is writable, so that a mistake shows now and not as a lost session later.
-/// A folder given by `--data-dir` must be writable; if the default one is not, sessions are kept in memory only.
+/// A folder given by `--data-dir` must be writable; if the default one is not, sessions are kept in memory only. There is none
+/// if sessions are in PostgreSQL.
 pub(crate) fn data_folder(args: &SessionArgs) -> Result<Option<PathBuf>> {
+    if args.has_index() {
+        return Ok(None);
+    }
     if let Some(folder) = &args.data_dir {
         check_writable(folder).with_context(|| format!("--data-dir {} must be a writable folder", folder.display()))?;
         return Ok(Some(folder.clone()));
@@ -168,12 +175,17 @@ async fn open_in(args: &SessionArgs, space: Space, data: Option<&Path>, served: 
         ..StoreOptions::new(location)
     };
     let codec = Arc::clone(codec);
+    let model = sessions_folder(Path::new(""), &codec.fingerprint);
+    let model = model.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let store = match &args.store {
+        Some(url) if args.has_index() => {
+            let (objects, index) = (objects(url, &model)?, index_url(args)?);
+            return Ok((open_index(&index, &model, objects, options, codec).await?, format!("PostgreSQL and {url}")));
+        }
         None => Store::open(options, codec).await?,
         Some(url) => {
             ensure!(folder.is_some(), "--store needs a data folder for its index; --data-dir names one");
-            let objects = objects(url, folder.as_deref())?;
-            Store::open_with(Arc::new(objects), options, codec).await?
+            Store::open_with(objects(url, &model)?, options, codec).await?
         }
     };
     let in_folder = || data.map_or_else(|| "memory".into(), |data| data.display().to_string());
@@ -181,13 +193,52 @@ async fn open_in(args: &SessionArgs, space: Space, data: Option<&Path>, served: 
 }
 
 /// The objects at `url`, with one prefix per model, like the folders.
-fn objects(url: &str, folder: Option<&Path>) -> Result<PrefixStore<Box<dyn object_store::ObjectStore>>> {
-    let (objects, path) = Url::parse(url)
-        .map_err(anyhow::Error::from)
-        .and_then(|url| Ok(object_store::parse_url_opts(&url, std::env::vars())?))
-        .with_context(|| format!("--store {url}"))?;
-    let model = folder.and_then(Path::file_name).unwrap_or_default().to_string_lossy().into_owned();
-    Ok(PrefixStore::new(objects, path.join(model)))
+fn objects(url: &str, model: &str) -> Result<Arc<dyn ObjectStore>> {
+    let open = || {
+        let url = Url::parse(url)?;
+        if let Ok(folder) = url.to_file_path() {
+            return Ok(folder_objects(&folder.join(model))?);
+        }
+        let (objects, path) = object_store::parse_url_opts(&url, std::env::vars())?;
+        let objects: Arc<dyn ObjectStore> = Arc::new(PrefixStore::new(objects, path.join(model)));
+        Ok::<_, anyhow::Error>(objects)
+    };
+    open().with_context(|| format!("--store {url}"))
+}
+
+/// The URL of `--index`, or what the file of `--index-file` contains.
+fn index_url(args: &SessionArgs) -> Result<String> {
+    match (&args.index, &args.index_file) {
+        (Some(SecretUrl(url)), _) => Ok(url.clone()),
+        (None, Some(file)) => {
+            let url = std::fs::read_to_string(file).with_context(|| format!("--index-file: {}", file.display()))?;
+            Ok(url.trim().to_owned())
+        }
+        (None, None) => bail!("--index names no database"),
+    }
+}
+
+#[cfg(feature = "postgres")]
+async fn open_index(
+    url: &str,
+    model: &str,
+    objects: Arc<dyn ObjectStore>,
+    options: StoreOptions,
+    codec: Arc<Codec>,
+) -> Result<Store> {
+    let url = url.parse().map_err(|error: String| anyhow!("--index {error}"))?;
+    Ok(Store::open_shared(objects, (url, model), options, codec).await?)
+}
+
+#[cfg(not(feature = "postgres"))]
+async fn open_index(
+    _url: &str,
+    _model: &str,
+    _objects: Arc<dyn ObjectStore>,
+    _options: StoreOptions,
+    _codec: Arc<Codec>,
+) -> Result<Store> {
+    bail!("--index needs a server that was built with the feature `postgres`")
 }
 
 #[cfg(test)]

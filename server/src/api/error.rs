@@ -252,7 +252,10 @@ impl From<StoreError> for ApiError {
             StoreError::TooManyTags { .. } => Self::invalid(Some("name"), message),
             StoreError::FarAncestor { .. } => Self::invalid(Some("with"), message),
             StoreError::Unstorable { .. } => Self::server(StatusCode::INTERNAL_SERVER_ERROR, "state_unfit", message),
-            StoreError::Index { .. } | StoreError::InUse { .. } | StoreError::Option { .. } => {
+            StoreError::Index { .. }
+            | StoreError::Database { .. }
+            | StoreError::InUse { .. }
+            | StoreError::Option { .. } => {
                 // Only opening a store reports these.
                 Self::internal()
             }

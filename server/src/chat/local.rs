@@ -40,7 +40,12 @@ pub(super) struct Local {
 impl Local {
     /// Loads the model in `folder` and opens the sessions.
     pub(super) async fn open(args: &ChatArgs, folder: &Path, name: Option<String>) -> Result<Self> {
-        let data = if args.no_keep { None } else { store::data_folder(&args.sessions)? };
+        let mut sessions = args.sessions.clone();
+        if args.no_keep {
+            (sessions.index, sessions.index_file) = (None, None);
+        }
+        let data = if args.no_keep { None } else { store::data_folder(&sessions)? };
+        let keeps = data.is_some() || sessions.has_index();
         let options = OpenOptions {
             name,
             backend: args.model.backend,
@@ -65,12 +70,12 @@ impl Local {
         );
         let name = format!("{} on {}", served.name, served.device);
         let largest_file = served.codec.max_file_bytes();
-        let opened = store::open(&args.sessions, 0, data.as_deref(), &served).await;
+        let opened = store::open(&sessions, 0, data.as_deref(), &served).await;
         let state = AppState::new(ApiOptions::default());
         state.set_store(opened.map_err(|error| explain(error, data.as_deref()))?);
         state.serve(served);
         let api = Api::new(app(state.clone()));
-        Ok(Self { api, name, reading, largest_file, keeps: data.is_some(), state, engine })
+        Ok(Self { api, name, reading, largest_file, keeps, state, engine })
     }
 
     /// Ends what runs, and closes the sessions.

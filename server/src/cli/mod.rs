@@ -32,7 +32,7 @@ pub(crate) use parse::Budget;
 use parse::{DEFAULT_PORT, bytes, port, positive, slots, within};
 pub(crate) use sessions::{SessionsArgs, SessionsCommand};
 pub(crate) use shared::{LogArgs, LogFormat, ModelArgs};
-pub(crate) use storage::{DurabilityArg, SessionArgs, Switch};
+pub(crate) use storage::{DurabilityArg, SecretUrl, SessionArgs, Switch};
 
 const NOTES: &str = "\
 Without a command, flags are those of `serve`: `tidegate --port 9000`.

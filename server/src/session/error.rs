@@ -72,6 +72,9 @@ pub enum StoreError {
     /// The index cannot be opened.
     #[error("the index {} cannot be used: {reason}", path.display())]
     Index { path: PathBuf, reason: String },
+    /// The index in PostgreSQL cannot be opened.
+    #[error("the index in PostgreSQL cannot be used: {reason}")]
+    Database { reason: String },
     /// Another process uses the folder.
     #[error("the index {} cannot be used: another process has it open", path.display())]
     InUse { path: PathBuf },

@@ -18,6 +18,8 @@ mod lease;
 pub mod maintenance;
 mod objects;
 mod patch;
+#[cfg(feature = "postgres")]
+mod postgres;
 mod prefix;
 mod snapshot;
 mod store;
@@ -31,7 +33,10 @@ pub use format::{Codec, Fingerprint, FormatError};
 pub use hex::hex;
 pub use id::{Owner, ResponseId, SessionId, VersionId};
 pub use keys::{KeyError, Keys, MIN_SECRET};
+pub use objects::folder_objects;
 pub use patch::{Metadata, Patch};
+#[cfg(feature = "postgres")]
+pub use postgres::PostgresUrl;
 pub use prefix::PrefixIndex;
 pub use snapshot::{Answer, History, MAX_PENDING, Snapshot};
 pub use store::{

@@ -51,21 +51,8 @@ impl Objects {
 
     /// Stores objects as files in `folder`. With `sync`, a write returns once it is on disk.
     pub(crate) fn folder(folder: &FilePath, sync: bool) -> Result<Self, StoreError> {
-        let failed = |error: &dyn std::error::Error| StoreError::Unavailable {
-            reason: format!("the folder {}: {error}", folder.display()),
-        };
-        let objects = folder.join(OBJECTS);
-        // All subfolders are made before any object, because a concurrent writer could otherwise treat a folder as
-        // durable that another has just created.
-        make_folder(&objects, sync).map_err(|error| failed(&error))?;
-        for first in 0..=u8::MAX {
-            std::fs::create_dir_all(objects.join(format!("{first:02x}"))).map_err(|error| failed(&error))?;
-        }
-        if sync {
-            sync_folder(&objects).map_err(|error| failed(&error))?;
-        }
-        make_private(folder).map_err(|error| failed(&error))?;
-        let store = LocalFileSystem::new_with_prefix(folder).map_err(|error| failed(&error))?.with_fsync(sync);
+        let store = files(folder, sync)?;
+        make_private(folder).map_err(|error| failed(folder, &error))?;
         Ok(Self::on(Arc::new(SystemDisk), Arc::new(store), folder, sync))
     }
 
@@ -211,6 +198,33 @@ impl Objects {
     fn lock(&self) -> MutexGuard<'_, HashSet<VersionId>> {
         lock(&self.uploads)
     }
+}
+
+/// An object store of files in `folder`, which other servers may write as well. Each write returns once it is on disk.
+///
+/// # Errors
+/// The folder cannot be created or written.
+pub fn folder_objects(folder: &FilePath) -> Result<Arc<dyn ObjectStore>, StoreError> {
+    Ok(Arc::new(files(folder, true)?))
+}
+
+/// The files in a folder, which is created if necessary.
+fn files(folder: &FilePath, sync: bool) -> Result<LocalFileSystem, StoreError> {
+    let objects = folder.join(OBJECTS);
+    // All subfolders are made before any object, because a concurrent writer could otherwise treat a folder as durable that
+    // another has just created.
+    make_folder(&objects, sync).map_err(|error| failed(folder, &error))?;
+    for first in 0..=u8::MAX {
+        std::fs::create_dir_all(objects.join(format!("{first:02x}"))).map_err(|error| failed(folder, &error))?;
+    }
+    if sync {
+        sync_folder(&objects).map_err(|error| failed(folder, &error))?;
+    }
+    Ok(LocalFileSystem::new_with_prefix(folder).map_err(|error| failed(folder, &error))?.with_fsync(sync))
+}
+
+fn failed(folder: &FilePath, error: &dyn std::error::Error) -> StoreError {
+    StoreError::Unavailable { reason: format!("the folder {}: {error}", folder.display()) }
 }
 
 fn lock(ids: &Mutex<HashSet<VersionId>>) -> MutexGuard<'_, HashSet<VersionId>> {

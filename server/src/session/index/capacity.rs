@@ -5,6 +5,7 @@ use std::ops::Bound;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use crate::session::error::StoreError;
 use crate::session::id::Owner;
 
 /// Limits, in bytes of objects.
@@ -93,6 +94,23 @@ pub(crate) struct Reservation {
 pub(crate) enum Shortfall {
     Disk { missing: u64 },
     Owner { missing: u64, found: u64 },
+}
+
+impl Shortfall {
+    /// The refusal of a request for lack of space.
+    pub(crate) fn refusal(self, limits: Limits) -> StoreError {
+        match self {
+            Self::Owner { found, .. } => {
+                StoreError::Quota { quota: "bytes of snapshots and texts", bound: limits.owner, found }
+            }
+            Self::Disk { missing } => {
+                let bound = limits.disk;
+                StoreError::Full {
+                    reason: format!("snapshots and texts may take {bound} bytes in all, and {missing} more are needed"),
+                }
+            }
+        }
+    }
 }
 
 impl Capacity {

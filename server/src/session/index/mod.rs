@@ -2,7 +2,8 @@
 //! and what is behind it is not seen from here.
 //!
 //! Each function is one transaction, except [`Index::expire`] and [`Index::prune_texts`], which may take several, so that other
-//! requests do not wait long for them. When one that changes something returns, the change is stored as the options of the
+//! requests do not wait long for them, and [`Index::evict`] of an index that several servers share, which may take one for each
+//! owner. When one that changes something returns, the change is stored as the options of the
 //! index say; when it fails, nothing has changed, except that an index that fails while it commits may have carried out the
 //! whole request. A session of another owner is not found.
 
@@ -167,7 +168,9 @@ pub(crate) trait Index: Debug + Send + Sync {
     /// Records that these objects are removed.
     async fn forget_garbage(&self, ids: Vec<VersionId>) -> Result<(), StoreError>;
 
-    /// Those of the objects that the index does not name, not even as garbage.
+    /// Those of the objects that the index does not name, not even as garbage. Where several servers use the index, it claims
+    /// them in the same transaction: a commit that would add one of these versions later is refused, so that an object that
+    /// another server is still writing is never both removed and named.
     async fn orphans(&self, ids: Vec<VersionId>) -> Result<Vec<VersionId>, StoreError>;
 
     /// Whether the index names every object that it may ever need. If not, no object may be removed because it is not named.

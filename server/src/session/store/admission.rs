@@ -45,7 +45,7 @@ impl Inner {
             }
         }
         count(&self.counters.refused, 1);
-        Err(self.refusal(shortfall))
+        Err(shortfall.refusal(self.limits()))
     }
 
     /// Refuses if the largest possible snapshot would find no space even after evicting everything that can be evicted.
@@ -61,7 +61,7 @@ impl Inner {
             return Ok(());
         }
         count(&self.counters.refused, 1);
-        Err(self.refusal(shortfall))
+        Err(shortfall.refusal(self.limits()))
     }
 
     /// Frees the missing space, for `needed` bytes of `owner` that it has not reserved. If that is impossible, evicts nothing
@@ -91,20 +91,6 @@ impl Inner {
             Shortfall::Disk { missing } => {
                 let missing = missing.saturating_sub(self.index.capacity().totals(|totals| totals.garbage));
                 (self.index.capacity().victims(owner, needed, missing), missing)
-            }
-        }
-    }
-
-    fn refusal(&self, shortfall: Shortfall) -> StoreError {
-        match shortfall {
-            Shortfall::Owner { found, .. } => {
-                StoreError::Quota { quota: "bytes of snapshots and texts", bound: self.options.owner_bytes, found }
-            }
-            Shortfall::Disk { missing } => {
-                let bound = self.options.disk_bytes;
-                StoreError::Full {
-                    reason: format!("snapshots and texts may take {bound} bytes in all, and {missing} more are needed"),
-                }
             }
         }
     }

@@ -17,8 +17,35 @@ use crate::session::embedded::{EmbeddedIndex, INDEX, JOURNAL};
 use crate::session::error::StoreError;
 use crate::session::id::VersionId;
 use crate::session::index::Index;
+#[cfg(feature = "postgres")]
+use crate::session::index::Limits;
 use crate::session::lease::Leases;
 use crate::session::objects::{Objects, make_folder};
+#[cfg(feature = "postgres")]
+use crate::session::postgres::{PostgresIndex, PostgresOptions, PostgresUrl};
+
+/// The cache, and what wakes the sweep when there is garbage.
+type Parts = (Arc<Cache>, Arc<Notify>);
+
+/// These parts, and what an index calls with the versions whose snapshots nothing points to any more.
+fn parts(options: &StoreOptions) -> (Parts, impl Fn(&[VersionId]) + Send + Sync + 'static) {
+    let (cache, garbage) = (Arc::new(Cache::new(options.ram_bytes)), Arc::new(Notify::new()));
+    let parts = (Arc::clone(&cache), Arc::clone(&garbage));
+    let freed = move |freed: &[VersionId]| {
+        for id in freed {
+            cache.remove(id);
+        }
+        garbage.notify_one();
+    };
+    (parts, freed)
+}
+
+fn check(options: &StoreOptions) -> Result<(), StoreError> {
+    match options.keep_versions {
+        0 => Err(StoreError::Option { name: "keep_versions", found: 0, bound: 1 }),
+        _ => Ok(()),
+    }
+}
 
 impl Store {
     /// Opens the store, creating it if necessary. No object is read.
@@ -74,15 +101,42 @@ impl Store {
         Self::start(disk, objects, options, codec).await
     }
 
+    /// Opens the store of a model on a database and an object store that other servers use at the same time. `model` is a
+    /// name of letters and digits, which names the model's schema.
+    ///
+    /// # Errors
+    /// An option is out of range, the database cannot be used, or it is not the one that names the objects.
+    #[cfg(feature = "postgres")]
+    pub async fn open_shared(
+        objects: Arc<dyn ObjectStore>,
+        (url, model): (PostgresUrl, &str),
+        options: StoreOptions,
+        codec: Arc<dyn SnapshotCodec>,
+    ) -> Result<Self, StoreError> {
+        check(&options)?;
+        let objects = Objects::new(objects);
+        let limits = Limits { disk: options.disk_bytes, owner: options.owner_bytes };
+        let (parts, freed) = parts(&options);
+        let index = PostgresIndex::open(PostgresOptions::new(url, model, limits), Box::new(freed)).await?;
+        if !index.has_begun().await? {
+            if objects.any().await {
+                // It would name none of them, and the sweep would remove them all.
+                let reason = "it is new, but there are snapshots: name the database that has their sessions, restore it \
+                              from a backup or, to start without its sessions, move the snapshots away";
+                return Err(StoreError::Database { reason: reason.to_owned() });
+            }
+            index.begin().await?;
+        }
+        Ok(Self::assemble(Arc::new(index), objects, options, codec, parts))
+    }
+
     async fn start(
         disk: Arc<dyn Disk>,
         objects: Objects,
         options: StoreOptions,
         codec: Arc<dyn SnapshotCodec>,
     ) -> Result<Self, StoreError> {
-        if options.keep_versions == 0 {
-            return Err(StoreError::Option { name: "keep_versions", found: 0, bound: 1 });
-        }
+        check(&options)?;
         if let Location::Folder(folder) = &options.location
             && !exists(&*disk, &folder.join(INDEX))?
             && !exists(&*disk, &folder.join(JOURNAL))?
@@ -94,16 +148,7 @@ impl Store {
             return Err(StoreError::Index { path: folder.join(INDEX), reason: reason.to_owned() });
         }
         let sync = options.durability == Durability::Turn;
-        let (cache, garbage) = (Arc::new(Cache::new(options.ram_bytes)), Arc::new(Notify::new()));
-        let freed = {
-            let (cache, garbage) = (Arc::clone(&cache), Arc::clone(&garbage));
-            move |freed: &[VersionId]| {
-                for id in freed {
-                    cache.remove(id);
-                }
-                garbage.notify_one();
-            }
-        };
+        let (parts, freed) = parts(&options);
         let (location, written, codec_of_object) = (options.location.clone(), objects.clone(), Arc::clone(&codec));
         let index = blocking(move || {
             let is_whole =
@@ -116,7 +161,7 @@ impl Store {
             EmbeddedIndex::open(disk, folder, sync, &is_whole, Box::new(freed), Box::new(move || objects.sync()))
         });
         let index: Arc<dyn Index> = Arc::new(index.await?);
-        Ok(Self::assemble(index, objects, options, codec, (cache, garbage)))
+        Ok(Self::assemble(index, objects, options, codec, parts))
     }
 
     /// The store over an index and an object store that are open, which other stores may use at the same time.
@@ -127,7 +172,7 @@ impl Store {
         options: StoreOptions,
         codec: Arc<dyn SnapshotCodec>,
     ) -> Self {
-        let parts = (Arc::new(Cache::new(options.ram_bytes)), Arc::new(Notify::new()));
+        let (parts, _) = parts(&options);
         Self::assemble(index, Objects::new(objects), options, codec, parts)
     }
 
@@ -136,7 +181,7 @@ impl Store {
         objects: Objects,
         options: StoreOptions,
         codec: Arc<dyn SnapshotCodec>,
-        (cache, garbage): (Arc<Cache>, Arc<Notify>),
+        (cache, garbage): Parts,
     ) -> Self {
         let above = index.capacity().totals(|totals| totals.above(options.owner_bytes));
         if above > 0 {

@@ -330,7 +330,9 @@ impl World {
                 let (owner, digits) = (owner(number), self.digits());
                 let id = ResponseId::parse(&format!("resp_{digits}")).expect("an id");
                 let parent = parent.map(|parent| self.version(parent));
-                let parent = parent.filter(|parent| self.model.is_listed(parent.as_str()));
+                // A text continues one of the same owner.
+                let own = |parent: &VersionId| self.owners.get(parent.as_str()) == Some(&owner);
+                let parent = parent.filter(|parent| own(parent) && self.model.is_listed(parent.as_str()));
                 let version = self.new_version(owner, parent.as_ref(), bytes, text);
                 let ends = now + u64::from(ttl) * TICK;
                 let row = ResponseRow { owner, version: version.id.to_string(), ends, body: vec![bytes] };

@@ -1,0 +1,150 @@
+//! Connections to the database. Statements are sent together and answered together, so that a transaction takes two round
+//! trips: what it reads, and what it writes.
+
+use std::time::Duration;
+
+use deadpool_postgres::{
+    Client, Hook, HookError, Manager, ManagerConfig, Object, Pool, RecyclingMethod, Runtime, Timeouts,
+};
+use futures_util::future::{BoxFuture, try_join_all};
+use tokio_postgres::types::ToSql;
+use tokio_postgres::{Error, Row};
+
+use super::address::{CONNECT, PostgresUrl};
+use super::failure::Failure;
+
+/// Most connections of one model's index, besides the one that shows who leads.
+const CONNECTIONS: usize = 16;
+
+/// A statement with its parameters.
+pub(super) struct Step {
+    pub(super) sql: &'static str,
+    pub(super) params: Vec<Param>,
+}
+
+pub(super) type Param = Box<dyn ToSql + Send + Sync>;
+
+/// A [`Step`] of a statement and its parameters.
+macro_rules! step {
+    ($sql:expr $(, $param:expr)* $(,)?) => {
+        $crate::session::postgres::connection::Step { sql: $sql, params: vec![$(Box::new($param)),*] }
+    };
+}
+pub(super) use step;
+
+/// Most statements that are sent together: futures beyond this number would not be started in order.
+const MOST_STEPS: usize = 28;
+
+/// The connections of one index.
+#[derive(Clone, Debug)]
+pub(super) struct Connections(Pool);
+
+/// A connection in use. Unless its transaction has ended, it is closed when it is dropped.
+pub(super) struct Connection {
+    object: Option<Object>,
+    in_transaction: bool,
+}
+
+impl Connections {
+    /// `limit` bounds how long a statement runs, and half of it how long it waits for a lock.
+    pub(super) fn new(url: &PostgresUrl, schema: &str, limit: Duration) -> Result<Self, String> {
+        let manager = ManagerConfig { recycling_method: RecyclingMethod::Fast };
+        let manager = Manager::from_config(url.config.clone(), url.tls.clone(), manager);
+        let (statement, lock) = (limit.as_millis() * 4 / 5, limit.as_millis() / 2);
+        // The server's side of a connection must not outlive this side for long: it may hold locks.
+        let setup = format!(
+            "SET search_path TO {schema}; SET synchronous_commit TO on; SET statement_timeout TO {statement}; \
+             SET lock_timeout TO {lock}; SET idle_in_transaction_session_timeout TO {}; SET tcp_keepalives_idle TO 5; \
+             SET tcp_keepalives_interval TO 2; SET tcp_keepalives_count TO 3; SET tcp_user_timeout TO 10000",
+            limit.as_millis()
+        );
+        let prepare = Hook::async_fn(move |client: &mut deadpool_postgres::ClientWrapper, _| {
+            let setup = setup.clone();
+            Box::pin(async move { client.batch_execute(&setup).await.map_err(HookError::Backend) })
+        });
+        let pool = Pool::builder(manager).max_size(CONNECTIONS).runtime(Runtime::Tokio1).post_create(prepare);
+        let wait = Some(CONNECT.min(limit));
+        let timeouts = Timeouts { wait, create: wait, recycle: wait };
+        Ok(Self(pool.timeouts(timeouts).build().map_err(|error| error.to_string())?))
+    }
+
+    pub(super) async fn get(&self) -> Result<Connection, Failure> {
+        Ok(Connection { object: Some(self.0.get().await?), in_transaction: false })
+    }
+
+    /// A connection that does not belong to these any more.
+    pub(super) async fn detached(&self) -> Result<deadpool_postgres::ClientWrapper, Failure> {
+        Ok(Client::take(self.0.get().await?))
+    }
+
+    pub(super) fn close(&self) {
+        self.0.close();
+    }
+}
+
+impl Connection {
+    /// Sends the statements together, and returns the rows of each.
+    pub(super) async fn run(&mut self, steps: &[Step]) -> Result<Vec<Vec<Row>>, Failure> {
+        self.send(None, steps, None).await
+    }
+
+    /// Begins a transaction with these statements.
+    pub(super) async fn begin(&mut self, begin: &str, steps: &[Step]) -> Result<Vec<Vec<Row>>, Failure> {
+        self.in_transaction = true;
+        self.send(Some(begin), steps, None).await
+    }
+
+    /// Ends the transaction with these statements.
+    pub(super) async fn commit(&mut self, steps: &[Step]) -> Result<Vec<Vec<Row>>, Failure> {
+        let rows = self.send(None, steps, Some("COMMIT")).await?;
+        self.in_transaction = false;
+        Ok(rows)
+    }
+
+    pub(super) async fn rollback(&mut self) -> Result<(), Failure> {
+        self.send(None, &[], Some("ROLLBACK")).await?;
+        self.in_transaction = false;
+        Ok(())
+    }
+
+    /// Reads everything as of one moment.
+    pub(super) async fn snapshot(&mut self, steps: &[Step]) -> Result<Vec<Vec<Row>>, Failure> {
+        self.in_transaction = true;
+        let begin = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
+        let rows = self.send(Some(begin), steps, Some("COMMIT")).await?;
+        self.in_transaction = false;
+        Ok(rows)
+    }
+
+    async fn send(&self, begin: Option<&str>, steps: &[Step], end: Option<&str>) -> Result<Vec<Vec<Row>>, Failure> {
+        assert!(steps.len() <= MOST_STEPS);
+        let client = self.object.as_ref().expect("only `drop` takes it");
+        // All before the first is sent, so that they are sent in order. It takes no time once the connection has been used.
+        let statements = try_join_all(steps.iter().map(|step| client.prepare_cached(step.sql))).await?;
+        let mut sent: Vec<BoxFuture<'_, Result<Vec<Row>, Error>>> = Vec::new();
+        if let Some(begin) = begin {
+            sent.push(Box::pin(async move { client.batch_execute(begin).await.map(|()| Vec::new()) }));
+        }
+        for (step, statement) in steps.iter().zip(&statements) {
+            sent.push(Box::pin(async move {
+                let params: Vec<_> = step.params.iter().map(|param| &**param as &(dyn ToSql + Sync)).collect();
+                client.query(statement, &params).await
+            }));
+        }
+        if let Some(end) = end {
+            sent.push(Box::pin(async move { client.batch_execute(end).await.map(|()| Vec::new()) }));
+        }
+        let mut rows = try_join_all(sent).await?;
+        rows.drain(..usize::from(begin.is_some()));
+        rows.truncate(steps.len());
+        Ok(rows)
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        if let Some(object) = self.object.take().filter(|_| self.in_transaction) {
+            drop(Client::take(object));
+        }
+    }
+}

@@ -1,0 +1,243 @@
+//! Transactions: what all requests share.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use rand::Rng as _;
+use tokio::sync::{Mutex, Notify};
+use tokio::time::{sleep, timeout};
+use tokio_postgres::Row;
+
+use super::connection::{Connection, Connections, Step};
+use super::failure::{Failure, damaged};
+use super::health::Health;
+use super::reads::{Access, Reads};
+use super::rows::get;
+use super::totals::Ledger;
+use super::work::{Account, Work};
+use super::writes::Writes;
+use crate::session::error::StoreError;
+use crate::session::id::{Owner, VersionId};
+use crate::session::index::{Change, Limits, Reservation};
+
+/// Called with the versions whose objects nothing points to any more.
+pub(crate) type Freed = Box<dyn Fn(&[VersionId]) + Send + Sync>;
+
+/// Most attempts of a transaction that others are in the way of.
+const ATTEMPTS: u32 = 6;
+
+/// Most milliseconds between two of them; fewer before.
+const PAUSE: u64 = 100;
+
+/// Owners that may be written at the same time by this server; others that happen to have the same number wait.
+const LANES: usize = 256;
+
+/// A database, and what this server knows of it.
+pub(super) struct Database {
+    pub(super) connections: Connections,
+    pub(super) health: Health,
+    pub(super) ledger: Ledger,
+    pub(super) limits: Limits,
+    /// How long a request may take: an answer that takes longer never comes.
+    pub(super) limit: Duration,
+    /// How long a server counts as alive after it was seen.
+    pub(super) ttl: Duration,
+    /// The id of this server.
+    pub(super) server: String,
+    /// Bytes of its own name, in which locks are named.
+    pub(super) schema: String,
+    pub(super) transactions: AtomicU64,
+    pub(super) freed: Freed,
+    /// Wakes the task that reads the totals.
+    pub(super) stale: Notify,
+    /// The writes of one owner wait here for each other, and not in the database, where each would take a connection.
+    lanes: Vec<Mutex<()>>,
+}
+
+/// What a database is opened with.
+pub(super) struct Parts {
+    pub(super) connections: Connections,
+    pub(super) limits: Limits,
+    pub(super) limit: Duration,
+    pub(super) ttl: Duration,
+    pub(super) server: String,
+    pub(super) schema: String,
+    pub(super) freed: Freed,
+}
+
+async fn pause(attempt: u32, reason: &str) {
+    tracing::debug!(attempt, reason, "another transaction was in the way");
+    let pause = rand::rng().random_range(0..=(1 << attempt).min(PAUSE));
+    sleep(Duration::from_millis(pause)).await;
+}
+
+impl fmt::Debug for Database {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Database").field("schema", &self.schema).finish_non_exhaustive()
+    }
+}
+
+impl Database {
+    pub(super) fn new(parts: Parts) -> Self {
+        let Parts { connections, limits, limit, ttl, server, schema, freed } = parts;
+        Self {
+            connections,
+            health: Health::default(),
+            ledger: Ledger::default(),
+            limits,
+            limit,
+            ttl,
+            server,
+            schema,
+            transactions: AtomicU64::new(0),
+            freed,
+            stale: Notify::new(),
+            lanes: (0..LANES).map(|_| Mutex::default()).collect(),
+        }
+    }
+
+    /// Bounds how long work on the database takes, and notes whether the database can be used.
+    pub(super) async fn bounded<T>(
+        &self,
+        work: impl Future<Output = Result<T, Failure>> + Send,
+    ) -> Result<T, StoreError> {
+        self.health.check()?;
+        self.unchecked(work).await.map_err(|failure| self.health.note(failure))
+    }
+
+    pub(super) async fn unchecked<T>(
+        &self,
+        work: impl Future<Output = Result<T, Failure>> + Send,
+    ) -> Result<T, Failure> {
+        let late = |_| Err(Failure::Down(format!("no answer within {:?}", self.limit)));
+        timeout(self.limit, work).await.unwrap_or_else(late)
+    }
+
+    /// Runs statements, each a transaction.
+    pub(super) async fn run(&self, steps: &[Step]) -> Result<Vec<Vec<Row>>, StoreError> {
+        self.bounded(async { self.connections.get().await?.run(steps).await }).await
+    }
+
+    /// Runs one statement.
+    pub(super) async fn query(&self, step: Step) -> Result<Vec<Row>, StoreError> {
+        Ok(self.run(&[step]).await?.swap_remove(0))
+    }
+
+    /// Runs statements that read as of one moment.
+    pub(super) async fn snapshot(&self, steps: &[Step]) -> Result<Vec<Vec<Row>>, StoreError> {
+        self.bounded(async { self.connections.get().await?.snapshot(steps).await }).await
+    }
+
+    /// Runs one statement that others may be in the way of.
+    pub(super) async fn retry(&self, step: Step) -> Result<Vec<Row>, StoreError> {
+        let mut attempt = 0;
+        loop {
+            attempt += 1;
+            self.health.check()?;
+            let steps = std::slice::from_ref(&step);
+            match self.unchecked(async { self.connections.get().await?.run(steps).await }).await {
+                Err(Failure::Conflict(reason)) if attempt < ATTEMPTS => pause(attempt, &reason).await,
+                Err(failure) => return Err(self.health.note(failure)),
+                Ok(mut rows) => return Ok(rows.swap_remove(0)),
+            }
+        }
+    }
+
+    /// Rows of an owner as of one moment.
+    pub(super) async fn read(&self, owner: Owner, reads: &Reads) -> Result<Work, StoreError> {
+        let steps = reads.steps(owner, Access::Read);
+        let rows = self.snapshot(&steps).await?;
+        let found = Reads::load(owner, &steps, &rows)?;
+        Ok(found.unwrap_or_else(|| Work::new(owner, Account::default(), 0)))
+    }
+
+    /// Runs a transaction on the rows of one owner: reads what it needs, and stores what `work` makes of it. While it runs,
+    /// no other transaction writes these rows. If others are in the way, `work` runs again.
+    pub(super) async fn write<T: Send>(
+        &self,
+        owner: Owner,
+        reads: Reads,
+        work: impl Fn(&mut Work) -> Result<T, StoreError> + Send + Sync,
+    ) -> Result<T, StoreError> {
+        self.health.check()?;
+        let lane = &self.lanes[usize::from(owner.0[0].wrapping_add(owner.0[15]))];
+        let Ok(_lane) = timeout(self.limit, lane.lock()).await else {
+            return Err(super::failure::unavailable("too many requests of one owner are waiting"));
+        };
+        let mut attempt = 0;
+        loop {
+            attempt += 1;
+            match self.bounded_attempt(owner, &reads, &work).await {
+                Err(Failure::Conflict(reason)) if attempt < ATTEMPTS => pause(attempt, &reason).await,
+                done => return done.map_err(|failure| self.health.note(failure)),
+            }
+        }
+    }
+
+    async fn bounded_attempt<T: Send>(
+        &self,
+        owner: Owner,
+        reads: &Reads,
+        work: &(impl Fn(&mut Work) -> Result<T, StoreError> + Send + Sync),
+    ) -> Result<T, Failure> {
+        self.health.check()?;
+        self.unchecked(async {
+            let mut connection = self.connections.get().await?;
+            let mut found = self.begin(&mut connection, owner, reads).await?;
+            let (done, writes) = match work(&mut found).and_then(|done| Ok((done, found.finish(self.limits)?))) {
+                Ok(done) => done,
+                Err(error) => {
+                    connection.rollback().await?;
+                    if matches!(error, StoreError::Quota { .. } | StoreError::Full { .. }) {
+                        // This server may believe that there is more space than the others have left.
+                        self.stale.notify_one();
+                    }
+                    return Err(error.into());
+                }
+            };
+            self.store(&mut connection, writes).await?;
+            Ok(done)
+        })
+        .await
+    }
+
+    async fn begin(&self, connection: &mut Connection, owner: Owner, reads: &Reads) -> Result<Work, Failure> {
+        let steps = reads.steps(owner, Access::Lock);
+        let rows = connection.begin("BEGIN", &steps).await?;
+        if let Some(work) = Reads::load(owner, &steps, &rows)? {
+            return Ok(work);
+        }
+        let steps = reads.steps(owner, Access::Add);
+        let rows = connection.run(&steps).await?;
+        Ok(Reads::load(owner, &steps, &rows)?.ok_or_else(|| damaged("an owner that was added has no row"))?)
+    }
+
+    async fn store(&self, connection: &mut Connection, writes: Writes) -> Result<(), Failure> {
+        let Writes { steps, change, fulfilled, freed } = writes;
+        if steps.is_empty() {
+            return connection.rollback().await;
+        }
+        let rows = connection.commit(&steps).await?;
+        self.committed(rows.last(), change, fulfilled)?;
+        if !freed.is_empty() {
+            (self.freed)(&freed);
+        }
+        Ok(())
+    }
+
+    /// Counts what a transaction has changed, whose last statement returned its number.
+    pub(super) fn committed(
+        &self,
+        last: Option<&Vec<Row>>,
+        change: Change,
+        fulfilled: Vec<Arc<Reservation>>,
+    ) -> Result<(), Failure> {
+        self.transactions.fetch_add(1, Ordering::Relaxed);
+        let row = last.and_then(|rows| rows.first()).ok_or_else(|| damaged("a transaction has no number"))?;
+        let text: &str = get(row, 0)?;
+        self.ledger.add(text.parse().map_err(|_| damaged("a transaction has no number"))?, change, fulfilled);
+        Ok(())
+    }
+}

@@ -1,0 +1,34 @@
+//! The index in PostgreSQL, which several servers share: one schema for each model. No type of tokio-postgres leaves this
+//! folder.
+//!
+//! A transaction locks the row of its owner and reads what it needs (`reads.rs`), decides in memory (`work.rs`, `branches.rs`,
+//! `sessions.rs`), and writes what has changed (`writes.rs`): two round trips.
+
+mod address;
+mod background;
+mod branches;
+mod connection;
+mod database;
+mod eviction;
+mod expiry;
+mod failure;
+mod health;
+mod index;
+mod migrations;
+mod open;
+mod queries;
+mod reads;
+mod rows;
+mod servers;
+mod sessions;
+mod space;
+#[cfg(test)]
+mod tests;
+mod tls;
+mod totals;
+mod work;
+mod writes;
+
+pub use address::PostgresUrl;
+pub(crate) use index::PostgresIndex;
+pub(crate) use open::PostgresOptions;

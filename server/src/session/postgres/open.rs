@@ -1,0 +1,70 @@
+//! Opening an index in PostgreSQL.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::address::PostgresUrl;
+use super::background::Tasks;
+use super::connection::{Connections, step};
+use super::database::{Database, Freed, Parts};
+use super::index::PostgresIndex;
+use super::migrations::migrate;
+use super::servers::Leader;
+use crate::session::error::StoreError;
+use crate::session::id::SessionId;
+use crate::session::index::Limits;
+
+/// How an index is opened.
+#[derive(Clone, Debug)]
+pub(crate) struct PostgresOptions {
+    pub(crate) url: PostgresUrl,
+    /// The schema of its tables: one for each model, as sessions of one are useless to another.
+    pub(crate) schema: String,
+    pub(crate) limits: Limits,
+    /// How long a server counts as alive after it was seen.
+    pub(crate) ttl: Duration,
+    /// How long a request may take.
+    pub(crate) limit: Duration,
+    /// How often the totals are read.
+    pub(crate) refresh: Duration,
+}
+
+impl PostgresOptions {
+    /// With the usual times. `model` is a name of letters and digits.
+    pub(crate) fn new(url: PostgresUrl, model: &str, limits: Limits) -> Self {
+        let seconds = Duration::from_secs;
+        let schema = format!("tidegate_{model}");
+        Self { url, schema, limits, ttl: seconds(10), limit: seconds(10), refresh: seconds(2) }
+    }
+}
+
+impl PostgresIndex {
+    /// Opens the index, creating or migrating its schema if necessary. `freed` is called with the versions whose objects
+    /// nothing points to any more.
+    pub(crate) async fn open(options: PostgresOptions, freed: Freed) -> Result<Self, StoreError> {
+        let PostgresOptions { url, schema, limits, ttl, limit, refresh } = options;
+        if !schema.bytes().all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'_')) {
+            return Err(StoreError::Database { reason: format!("{schema:?} is not the name of a schema") });
+        }
+        migrate(&url, &schema).await?;
+        let connections = Connections::new(&url, &schema, limit).map_err(|reason| StoreError::Database { reason })?;
+        // As random as any id.
+        let server = SessionId::new().as_str().trim_start_matches("ses_").to_owned();
+        let parts = Parts { connections, limits, limit, ttl, server, schema, freed };
+        let database = Arc::new(Database::new(parts));
+        database.seen().await?;
+        database.refresh().await?;
+        let tasks = Tasks::start(&database, refresh);
+        Ok(Self { database, leader: Leader::default(), tasks })
+    }
+
+    /// Whether a server has used the index before.
+    pub(crate) async fn has_begun(&self) -> Result<bool, StoreError> {
+        Ok(!self.database.query(step!("SELECT FROM begun LIMIT 1")).await?.is_empty())
+    }
+
+    /// Notes that one uses it from now on.
+    pub(crate) async fn begin(&self) -> Result<(), StoreError> {
+        self.database.query(step!("INSERT INTO begun (at) VALUES (clock_timestamp())")).await.map(drop)
+    }
+}

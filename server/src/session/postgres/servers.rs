@@ -1,0 +1,130 @@
+//! The servers that share the index: which are alive, which of them works on a session, which one leads, and the streams that
+//! one can take over from another. Whether a server is alive is decided by the clock of the database alone.
+
+use deadpool_postgres::ClientWrapper;
+use tokio::sync::Mutex;
+
+use super::connection::step;
+use super::database::Database;
+use super::failure::Failure;
+use super::rows::{column, get, owner, owner_column};
+use crate::session::error::StoreError;
+use crate::session::id::{Owner, SessionId};
+use crate::session::index::{NewStream, StreamRow};
+
+const SEEN: &str = "INSERT INTO servers (id, seen) VALUES ($1, clock_timestamp()) ON CONFLICT (id) DO UPDATE SET seen = \
+    clock_timestamp()";
+
+const LEASE: &str = "INSERT INTO leases (session, server) VALUES ($1, $2) ON CONFLICT (session) DO UPDATE SET server = \
+    excluded.server WHERE leases.server = excluded.server OR NOT EXISTS (SELECT FROM servers v WHERE v.id = leases.server AND \
+    v.seen > clock_timestamp() - make_interval(secs => $3::double precision)) RETURNING true";
+
+const RELEASE: &str = "DELETE FROM leases WHERE session = $1 AND server = $2";
+
+const LEAVE: [&str; 3] = [
+    "DELETE FROM leases WHERE server = $1",
+    "UPDATE streams SET server = NULL WHERE server = $1",
+    "DELETE FROM servers WHERE id = $1",
+];
+
+const LEAD: &str = "SELECT pg_try_advisory_lock(hashtextextended('tidegate leads ' || $1, 0))";
+
+const PUT_STREAM: &str = "INSERT INTO streams (id, owner, server, ends, record) VALUES ($1, $2, $3, $4, $5) ON CONFLICT (id) DO \
+    UPDATE SET server = excluded.server, ends = excluded.ends, record = excluded.record WHERE streams.owner = excluded.owner";
+
+const STREAM: &str = "SELECT owner, record FROM streams WHERE id = $1 AND owner = $2 AND ends > extract(epoch FROM \
+    clock_timestamp()) * 1000";
+
+const TAKE_STREAM: &str = "UPDATE streams s SET server = $3 WHERE s.id = $1 AND s.owner = $2 AND (s.server IS NULL OR s.server = \
+    $3 OR NOT EXISTS (SELECT FROM servers v WHERE v.id = s.server AND v.seen > clock_timestamp() - make_interval(secs => $4::double precision))) \
+    RETURNING true";
+
+const RELEASE_STREAM: &str = "UPDATE streams SET server = NULL WHERE id = $1 AND owner = $2 AND server = $3";
+
+const DELETE_STREAM: &str = "DELETE FROM streams WHERE id = $1 AND owner = $2";
+
+/// The connection whose lock says which server leads, and whether it has the lock.
+#[derive(Debug, Default)]
+pub(super) struct Leader(Mutex<Option<(ClientWrapper, bool)>>);
+
+impl Leader {
+    pub(super) async fn leave(&self) {
+        drop(self.0.lock().await.take());
+    }
+}
+
+impl Database {
+    /// Says that this server is alive.
+    pub(super) async fn seen(&self) -> Result<(), StoreError> {
+        self.retry(step!(SEEN, self.server.clone())).await.map(drop)
+    }
+
+    /// Says that it is not, so that others need not wait.
+    pub(super) async fn leave(&self) -> Result<(), StoreError> {
+        for sql in LEAVE {
+            self.retry(step!(sql, self.server.clone())).await?;
+        }
+        Ok(())
+    }
+
+    pub(super) async fn lease(&self, session: &SessionId) -> Result<bool, StoreError> {
+        let lease = step!(LEASE, session.to_string(), self.server.clone(), self.ttl.as_secs_f64());
+        Ok(!self.retry(lease).await?.is_empty())
+    }
+
+    pub(super) async fn release(&self, session: &SessionId) {
+        let released = self.retry(step!(RELEASE, session.to_string(), self.server.clone())).await;
+        if let Err(error) = released {
+            tracing::debug!(%session, %error, "a lease was not given back; it ends by itself");
+        }
+    }
+
+    /// The lock is that of a connection, and ends with it.
+    pub(super) async fn leads(&self, leader: &Leader) -> Result<bool, StoreError> {
+        let mut held = leader.0.lock().await;
+        let work = async {
+            let (client, leads) = match held.take() {
+                Some(held) => held,
+                None => (self.connections.detached().await?, false),
+            };
+            let leads = if leads {
+                client.simple_query("SELECT 1").await?;
+                true
+            } else {
+                client.query_one(LEAD, &[&self.schema]).await?.get(0)
+            };
+            *held = Some((client, leads));
+            Ok::<_, Failure>(leads)
+        };
+        self.bounded(work).await
+    }
+
+    pub(super) async fn put_stream(&self, stream: NewStream) -> Result<(), StoreError> {
+        let NewStream { id, row, ends } = stream;
+        let owner = owner_column(row.owner);
+        self.retry(step!(PUT_STREAM, id, owner, self.server.clone(), column(ends), row.record)).await.map(drop)
+    }
+
+    pub(super) async fn stream(&self, of: Owner, id: &str) -> Result<StreamRow, StoreError> {
+        let rows = self.query(step!(STREAM, id.to_owned(), owner_column(of))).await?;
+        let row = rows.first().ok_or(StoreError::STREAM)?;
+        Ok(StreamRow { owner: owner(row, 0)?, record: get(row, 1)? })
+    }
+
+    pub(super) async fn take_stream(&self, of: Owner, id: &str) -> Result<bool, StoreError> {
+        self.stream(of, id).await?;
+        let (server, ttl) = (self.server.clone(), self.ttl.as_secs_f64());
+        Ok(!self.retry(step!(TAKE_STREAM, id.to_owned(), owner_column(of), server, ttl)).await?.is_empty())
+    }
+
+    pub(super) async fn release_stream(&self, of: Owner, id: &str) {
+        let release = step!(RELEASE_STREAM, id.to_owned(), owner_column(of), self.server.clone());
+        if let Err(error) = self.retry(release).await {
+            tracing::debug!(stream = id, %error, "a stream was not given up; its holder ends by itself");
+        }
+    }
+
+    pub(super) async fn delete_stream(&self, of: Owner, id: &str) -> Result<(), StoreError> {
+        self.retry(step!(DELETE_STREAM, id.to_owned(), owner_column(of))).await.map(drop)
+    }
+}

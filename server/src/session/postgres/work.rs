@@ -1,0 +1,311 @@
+//! The rows of one owner that a transaction has read, and what it makes of them. Nothing here waits: the rows are read before,
+//! and what has changed is written after.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+
+use super::failure::damaged;
+use crate::session::error::StoreError;
+use crate::session::id::Owner;
+use crate::session::index::{
+    NewReceipt, NewVersion, Reservation, ResponseRow, SessionRow, TextRow, VersionRow, receipt_bytes, text_bytes,
+};
+
+/// The counters of an owner.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Account {
+    pub(super) sessions: i64,
+    /// The number of the next session.
+    pub(super) next: i64,
+    /// Sessions that keep more than their head, and responses.
+    pub(super) evictable: i64,
+    pub(super) versions: i64,
+    pub(super) live: i64,
+    pub(super) receipts: i64,
+    pub(super) texts: i64,
+}
+
+impl Account {
+    /// The bytes that count towards the owner's budget.
+    pub(super) const fn bytes(&self) -> i64 {
+        self.live + self.receipts + self.texts
+    }
+}
+
+/// The versions that a session lists: as many as the transaction needs, by position, each with whether it is kept.
+pub(super) type Entries = BTreeMap<u64, (String, bool)>;
+
+/// A row before the transaction and now; `None` where there is none.
+#[derive(Debug)]
+pub(super) struct Pair<T> {
+    pub(super) old: Option<T>,
+    pub(super) new: Option<T>,
+}
+
+/// A text that was there before, or is added.
+#[derive(Clone, Debug)]
+pub(super) struct TextHead {
+    pub(super) tokens: u64,
+    pub(super) messages: u64,
+}
+
+/// A text to add.
+#[derive(Debug)]
+pub(super) struct NewText {
+    pub(super) id: String,
+    pub(super) parent: Option<String>,
+    pub(super) head: TextHead,
+    pub(super) bytes: u64,
+    pub(super) content: Vec<u8>,
+}
+
+/// A receipt's end and the bytes that it counts, and its answer if it is to be written.
+pub(super) type ReceiptState = (u64, u64, Option<Vec<u8>>);
+
+#[derive(Debug)]
+pub(super) struct Work {
+    pub(super) owner: Owner,
+    pub(super) before: Account,
+    pub(super) account: Account,
+    /// What all owners use, garbage included.
+    pub(super) disk: i64,
+    pub(super) sessions: BTreeMap<String, Pair<SessionRow>>,
+    /// Of each session that was read or added.
+    pub(super) entries: HashMap<String, Entries>,
+    /// The positions of lists that have changed.
+    pub(super) moved: BTreeSet<(String, u64)>,
+    pub(super) versions: BTreeMap<String, Pair<VersionRow>>,
+    /// A version and its ancestors, newest first, if they were asked for.
+    pub(super) chain: Vec<String>,
+    pub(super) responses: BTreeMap<String, Pair<ResponseRow>>,
+    pub(super) receipts: BTreeMap<String, Pair<ReceiptState>>,
+    pub(super) texts: HashMap<String, TextHead>,
+    pub(super) new_texts: Vec<NewText>,
+    /// The difference in references to texts that were there before.
+    pub(super) text_refs: BTreeMap<String, i64>,
+    /// Texts that nothing needs any more, each with its parent and bytes, if they were asked for.
+    pub(super) dead_texts: Vec<(String, Option<String>, i64)>,
+    pub(super) removed_texts: Vec<String>,
+    /// Sessions that a server which is alive works on.
+    pub(super) leased: BTreeSet<String>,
+    pub(super) fulfilled: Vec<Arc<Reservation>>,
+    /// Bytes that were added, whatever was removed.
+    pub(super) added: u64,
+}
+
+impl Work {
+    pub(super) fn new(owner: Owner, account: Account, disk: i64) -> Self {
+        Self {
+            owner,
+            before: account,
+            account,
+            disk,
+            sessions: BTreeMap::new(),
+            entries: HashMap::new(),
+            moved: BTreeSet::new(),
+            versions: BTreeMap::new(),
+            chain: Vec::new(),
+            responses: BTreeMap::new(),
+            receipts: BTreeMap::new(),
+            texts: HashMap::new(),
+            new_texts: Vec::new(),
+            text_refs: BTreeMap::new(),
+            dead_texts: Vec::new(),
+            removed_texts: Vec::new(),
+            leased: BTreeSet::new(),
+            fulfilled: Vec::new(),
+            added: 0,
+        }
+    }
+
+    // ---- Reading
+
+    pub(super) fn session(&self, id: &str) -> Option<&SessionRow> {
+        self.sessions.get(id)?.new.as_ref()
+    }
+
+    /// The owner's session; one of another owner is not found.
+    pub(super) fn own_session(&self, id: &str) -> Result<SessionRow, StoreError> {
+        self.session(id).filter(|row| row.owner == self.owner).cloned().ok_or(StoreError::SESSION)
+    }
+
+    /// The owner's version, if anything lists it.
+    pub(super) fn version(&self, id: &str) -> Option<&VersionRow> {
+        self.versions.get(id)?.new.as_ref().filter(|row| row.owner == self.owner)
+    }
+
+    /// A version that another row names, so that it must exist.
+    pub(super) fn require_version(&self, id: &str) -> Result<VersionRow, StoreError> {
+        self.version(id).cloned().ok_or_else(|| damaged(format!("version {id} has no row")))
+    }
+
+    /// The owner's version, if its object still exists.
+    pub(super) fn kept_version(&self, id: &str) -> Result<VersionRow, StoreError> {
+        self.version(id).filter(|row| row.kept_by > 0).cloned().ok_or(StoreError::VERSION)
+    }
+
+    pub(super) fn response(&self, id: &str) -> Result<ResponseRow, StoreError> {
+        let row = self.responses.get(id).and_then(|pair| pair.new.as_ref());
+        row.filter(|row| row.owner == self.owner).cloned().ok_or(StoreError::RESPONSE)
+    }
+
+    /// The versions of a session that were read.
+    pub(super) fn list(&self, session: &str) -> &Entries {
+        const NONE: &Entries = &Entries::new();
+        self.entries.get(session).unwrap_or(NONE)
+    }
+
+    /// The position of a version in a session's list, and whether it is kept.
+    pub(super) fn position(&self, session: &str, version: &str) -> Option<(u64, bool)> {
+        self.list(session).iter().find(|(_, (id, _))| id == version).map(|(at, (_, kept))| (*at, *kept))
+    }
+
+    // ---- Versions
+
+    /// Adds a version that nothing points to yet, and its text.
+    pub(super) fn add_new(&mut self, version: &NewVersion) {
+        let NewVersion { id, row, text, reserved } = version;
+        self.added += row.bytes;
+        let row = VersionRow { kept_by: 0, known_by: 0, ..row.clone() };
+        self.versions.insert(id.to_string(), Pair { old: None, new: Some(row) });
+        self.fulfilled.extend(reserved.iter().cloned());
+        let Some(text) = text else { return };
+        // The text that it continues must be kept as well; a turn does not need the text.
+        let parent = version.row.parent.as_deref().filter(|_| text.kept > 0);
+        let head = parent.and_then(|parent| self.texts.get(parent)).filter(|head| text.kept <= head.tokens).cloned();
+        if text.kept > 0 && head.is_none() {
+            return;
+        }
+        let parent = parent.filter(|_| head.is_some());
+        let content = text.row(parent.zip(head.map(|head| head.messages)));
+        let Ok(head) = TextRow::parse(&content).map(|row| TextHead { tokens: row.total(), messages: row.messages })
+        else {
+            return;
+        };
+        if let Some(parent) = parent {
+            *self.text_refs.entry(parent.to_owned()).or_default() += 1;
+        }
+        let bytes = text_bytes(content.len() as u64);
+        self.account.texts += bytes as i64;
+        self.added += bytes;
+        let (id, parent) = (id.to_string(), parent.map(str::to_owned));
+        self.new_texts.push(NewText { id, parent, head, bytes, content });
+    }
+
+    /// Removes the texts that were found to be dead, and returns how many.
+    pub(super) fn remove_dead_texts(&mut self) -> usize {
+        self.removed_texts = self.dead_texts.iter().map(|(id, ..)| id.clone()).collect();
+        let removed: BTreeSet<&String> = self.removed_texts.iter().collect();
+        for (_, parent, bytes) in &self.dead_texts {
+            self.account.texts -= bytes;
+            if let Some(parent) = parent.as_ref().filter(|parent| !removed.contains(parent)) {
+                *self.text_refs.entry(parent.clone()).or_default() -= 1;
+            }
+        }
+        self.removed_texts.len()
+    }
+
+    /// Changes the number of holders that keep a version and that list it.
+    pub(super) fn point(&mut self, id: &str, kept_by: i64, known_by: i64) -> Result<(), StoreError> {
+        let row = self.versions.get_mut(id).and_then(|pair| pair.new.as_mut());
+        let row = row.ok_or_else(|| damaged(format!("version {id} has no row")))?;
+        row.kept_by = row.kept_by.saturating_add_signed(kept_by);
+        row.known_by = row.known_by.saturating_add_signed(known_by);
+        Ok(())
+    }
+
+    // ---- Sessions
+
+    /// Refuses if `more` sessions would exceed the owner's quota.
+    pub(super) fn check_session_quota(&self, more: usize, bound: usize) -> Result<(), StoreError> {
+        let found = self.account.sessions as u64 + more as u64;
+        let quota = StoreError::Quota { quota: "sessions", bound: bound as u64, found };
+        if found > bound as u64 { Err(quota) } else { Ok(()) }
+    }
+
+    /// Sets a session's row.
+    pub(super) fn put_session(&mut self, id: &str, row: Option<SessionRow>) {
+        let pair = self.sessions.entry(id.to_owned()).or_insert(Pair { old: None, new: None });
+        let counts = |row: &Option<SessionRow>| row.as_ref().map_or((0, 0), |row| (1, i64::from(row.kept > 1)));
+        let (before, after) = (counts(&pair.new), counts(&row));
+        self.account.sessions += after.0 - before.0;
+        self.account.evictable += after.1 - before.1;
+        pair.new = row;
+    }
+
+    /// Sets what is at a position of a session's list.
+    pub(super) fn put_entry(&mut self, session: &str, position: u64, entry: Option<(String, bool)>) {
+        self.moved.insert((session.to_owned(), position));
+        let entries = self.entries.entry(session.to_owned()).or_default();
+        match entry {
+            Some(entry) => drop(entries.insert(position, entry)),
+            None => drop(entries.remove(&position)),
+        }
+    }
+
+    /// Adds a session with these versions, oldest first; the flag says whether it keeps the object. `row` names the head.
+    pub(super) fn add_session(&mut self, id: &str, mut row: SessionRow, versions: &[(String, bool)]) -> SessionRow {
+        row.number = self.account.next as u64;
+        self.account.next += 1;
+        for (position, (version, kept)) in (0..).zip(versions) {
+            self.put_entry(id, position, Some((version.clone(), *kept)));
+        }
+        row.next = versions.len() as u64;
+        row.kept = versions.iter().filter(|(_, kept)| *kept).count() as u64;
+        row.known = row.next - row.kept;
+        self.put_session(id, Some(row.clone()));
+        row
+    }
+
+    /// Removes a session, all of whose versions were read.
+    pub(super) fn remove_session(&mut self, id: &str) -> Result<(), StoreError> {
+        for (position, (version, kept)) in self.list(id).clone() {
+            self.put_entry(id, position, None);
+            self.point(&version, -i64::from(kept), -1)?;
+        }
+        self.put_session(id, None);
+        Ok(())
+    }
+
+    // ---- Responses and receipts
+
+    pub(super) fn put_response(&mut self, id: &str, row: ResponseRow) -> Result<(), StoreError> {
+        self.point(&row.version, 1, 1)?;
+        self.account.evictable += 1;
+        self.responses.insert(id.to_owned(), Pair { old: None, new: Some(row) });
+        Ok(())
+    }
+
+    pub(super) fn remove_response(&mut self, id: &str) -> Result<(), StoreError> {
+        let row = self.response(id)?;
+        self.point(&row.version, -1, -1)?;
+        self.account.evictable -= 1;
+        if let Some(pair) = self.responses.get_mut(id) {
+            pair.new = None;
+        }
+        Ok(())
+    }
+
+    /// Refuses if the key of a receipt to store has one that has not expired.
+    pub(super) fn check_receipt<A>(&self, new: Option<&NewReceipt<A>>) -> Result<(), StoreError> {
+        let Some(NewReceipt { key, now, .. }) = new else { return Ok(()) };
+        let earlier = self.receipts.get(key).and_then(|pair| pair.new.as_ref());
+        if earlier.is_some_and(|(ends, ..)| ends > now) { Err(StoreError::Answered) } else { Ok(()) }
+    }
+
+    /// Stores a receipt, replacing any earlier one under the same key.
+    pub(super) fn put_receipt(&mut self, receipt: &NewReceipt<Vec<u8>>) {
+        let NewReceipt { key, ends, answer, .. } = receipt;
+        let bytes = receipt_bytes(key, answer);
+        self.added += bytes;
+        self.set_receipt(key, Some((*ends, bytes, Some(answer.clone()))));
+    }
+
+    /// Sets what is stored under a key.
+    pub(super) fn set_receipt(&mut self, key: &str, receipt: Option<ReceiptState>) {
+        let pair = self.receipts.entry(key.to_owned()).or_insert(Pair { old: None, new: None });
+        let bytes = |receipt: &Option<ReceiptState>| receipt.as_ref().map_or(0, |(_, bytes, _)| *bytes as i64);
+        self.account.receipts += bytes(&receipt) - bytes(&pair.new);
+        pair.new = receipt;
+    }
+}
