@@ -86,6 +86,12 @@ impl Files {
         self.snapshots.join(format!("{version}.tidegate"))
     }
 
+    /// Whether there is a whole file of this snapshot.
+    #[cfg(feature = "postgres")]
+    pub(super) fn has_snapshot(&self, version: &str, bytes: u64) -> bool {
+        self.read_snapshot(version, bytes).is_ok()
+    }
+
     pub(super) fn write_snapshot(&self, version: &str, bytes: &[u8]) -> Result<(), StoreError> {
         write(&SystemDisk, &self.snapshot(version), bytes).map_err(failed(&self.snapshots))
     }

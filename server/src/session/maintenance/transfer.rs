@@ -170,6 +170,10 @@ fn add(write: &mut Write<'_>, session: &Transfer) -> Result<Result<(), String>, 
             write.add_version(id, &VersionRow { kept_by: 0, known_by: 0, ..row.clone() })?;
         }
         write.point(id, i64::from(*kept), 1)?;
+        if *kept {
+            // Its object is there again, and must not be removed with what nothing needs.
+            write.remove_garbage(std::slice::from_ref(id))?;
+        }
     }
     let listed: Vec<(&str, bool)> = versions.iter().map(|version| (&*version.id, version.kept)).collect();
     write.add_session(id.as_str(), session.row.clone(), &listed)?;

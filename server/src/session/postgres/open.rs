@@ -38,6 +38,13 @@ impl PostgresOptions {
     }
 }
 
+impl PostgresOptions {
+    /// For work that no client waits for.
+    pub(crate) fn patient(url: PostgresUrl, model: &str, limits: Limits) -> Self {
+        Self { limit: Duration::from_mins(5), ..Self::new(url, model, limits) }
+    }
+}
+
 impl PostgresIndex {
     /// Opens the index, creating or migrating its schema if necessary. `freed` is called with the versions whose objects
     /// nothing points to any more.
@@ -58,13 +65,17 @@ impl PostgresIndex {
         Ok(Self { database, leader: Leader::default(), tasks })
     }
 
-    /// Whether a server has used the index before.
-    pub(crate) async fn has_begun(&self) -> Result<bool, StoreError> {
-        Ok(!self.database.query(step!("SELECT FROM begun LIMIT 1")).await?.is_empty())
-    }
-
-    /// Notes that one uses it from now on.
-    pub(crate) async fn begin(&self) -> Result<(), StoreError> {
+    /// Notes that the index is used from now on. Refuses if it is new, but `any` object exists.
+    pub(crate) async fn begin(&self, any: impl Future<Output = bool>) -> Result<(), StoreError> {
+        if !self.database.query(step!("SELECT FROM begun LIMIT 1")).await?.is_empty() {
+            return Ok(());
+        }
+        if any.await {
+            // It would name none of them, and the sweep would remove them all.
+            let reason = "it is new, but there are snapshots: name the database that has their sessions, restore it from a \
+                          backup or, to start without its sessions, move the snapshots away";
+            return Err(StoreError::Database { reason: reason.to_owned() });
+        }
         self.database.query(step!("INSERT INTO begun (at) VALUES (clock_timestamp())")).await.map(drop)
     }
 }

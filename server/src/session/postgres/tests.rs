@@ -4,20 +4,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::*;
-use crate::session::index::tests::{conforms, excludes};
+use crate::session::index::tests::{conforms, excludes, interleaves};
 use crate::session::index::{Index, Limits};
 
 const NO_LIMITS: Limits = Limits { disk: u64::MAX, owner: u64::MAX };
 
 /// A schema of one test, which is dropped with it.
-struct Schema {
-    url: PostgresUrl,
-    name: String,
+pub(crate) struct Schema {
+    pub(crate) url: PostgresUrl,
+    pub(crate) name: String,
 }
 
 impl Schema {
     /// A new schema; `None` if there is no server to test with.
-    fn new() -> Option<Self> {
+    pub(crate) fn new() -> Option<Self> {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let Ok(url) = std::env::var("TIDEGATE_TEST_POSTGRES") else {
             println!("skipped: TIDEGATE_TEST_POSTGRES names no server");
@@ -36,7 +36,7 @@ impl Schema {
         Arc::new(PostgresIndex::open(self.options(), Box::new(|_| {})).await.expect("an index"))
     }
 
-    async fn execute(url: PostgresUrl, sql: String) {
+    pub(crate) async fn execute(url: PostgresUrl, sql: String) {
         let (client, connection) = url.config.connect(url.tls.clone()).await.expect("a connection");
         let task = tokio::spawn(connection);
         client.batch_execute(&sql).await.expect("the statements run");
@@ -64,4 +64,10 @@ fn an_index_in_postgres_conforms_and_lasts() {
     };
     conforms(24, true, start);
     excludes(start);
+}
+
+#[test]
+fn turns_on_two_servers_are_safe_in_every_order() {
+    let Some(schema) = Schema::new() else { return };
+    interleaves(false, || async || schema.open().await);
 }
