@@ -5,11 +5,19 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
+#[cfg(feature = "postgres")]
+use indicatif::ProgressBar;
+#[cfg(feature = "postgres")]
+use tidegate_server::session::PostgresUrl;
 use tidegate_server::session::SystemDisk;
+#[cfg(feature = "postgres")]
+use tidegate_server::session::maintenance::Cluster;
 use tidegate_server::session::maintenance::{self, Copied, Moved, Report};
 
 use crate::cli::{ClusterArgs, SessionsArgs, SessionsCommand};
 use crate::store::default_folder;
+#[cfg(feature = "postgres")]
+use crate::store::{index_url, objects};
 
 /// The folder of all stores in a data folder.
 const SESSIONS: &str = "sessions";
@@ -18,7 +26,7 @@ const SESSIONS: &str = "sessions";
 pub(crate) fn run(args: &SessionsArgs) -> Result<bool> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     if let Some(cluster) = args.command.cluster() {
-        return runtime.block_on(shared::run(cluster, &args.command));
+        return runtime.block_on(run_shared(cluster, &args.command));
     }
     let data = args.data_dir.clone().unwrap_or_else(default_folder);
     let stores = data.join(SESSIONS);
@@ -56,73 +64,58 @@ pub(crate) fn run(args: &SessionsArgs) -> Result<bool> {
     Ok(sound)
 }
 
-/// Sessions in PostgreSQL and an object store.
+/// Runs the command on the sessions that several servers share, for each model.
 #[cfg(feature = "postgres")]
-mod shared {
-    use anyhow::anyhow;
-    use indicatif::ProgressBar;
-    use tidegate_server::session::PostgresUrl;
-    use tidegate_server::session::maintenance::Cluster;
+async fn run_shared(args: &ClusterArgs, command: &SessionsCommand) -> Result<bool> {
+    let url = index_url(args.index.as_ref(), args.index_file.as_deref())?;
+    let url: PostgresUrl = url.parse().map_err(|error: String| anyhow::anyhow!("--index {error}"))?;
+    let store = args.store.as_deref().context("--index needs --store")?;
+    let models = match command {
+        SessionsCommand::Import { from, .. } => folders(from)?.into_iter().map(|(_, name)| name).collect(),
+        _ => maintenance::models(&url).await?,
+    };
+    ensure!(!models.is_empty(), "there are no sessions in {url}");
+    let mut sound = true;
+    for name in models {
+        let cluster = Cluster::open(url.clone(), objects(store, &name)?, &name).await?;
+        let done = run_on_model(&cluster, &name, command).await.with_context(|| format!("model {name}"));
+        cluster.close().await?;
+        sound &= done?;
+    }
+    Ok(sound)
+}
 
-    use super::*;
-
-    /// Runs the command for each model.
-    pub(super) async fn run(args: &ClusterArgs, command: &SessionsCommand) -> Result<bool> {
-        let url = crate::store::index_url(args.index.as_ref(), args.index_file.as_deref())?;
-        let url: PostgresUrl = url.parse().map_err(|error: String| anyhow!("--index {error}"))?;
-        let store = args.store.as_deref().context("--index needs --store")?;
-        let models = match command {
-            SessionsCommand::Import { from, .. } => folders(from)?.into_iter().map(|(_, name)| name).collect(),
-            _ => maintenance::models(&url).await?,
-        };
-        ensure!(!models.is_empty(), "there are no sessions in {url}");
-        let mut sound = true;
-        for name in models {
-            let objects = crate::store::objects(store, &name)?;
-            let cluster = Cluster::open(url.clone(), objects, &name).await?;
-            let done = on_model(&cluster, &name, command).await.with_context(|| format!("model {name}"));
-            cluster.close().await?;
-            sound &= done?;
+#[cfg(feature = "postgres")]
+async fn run_on_model(cluster: &Cluster, name: &str, command: &SessionsCommand) -> Result<bool> {
+    // Shown on a terminal only.
+    let bar = ProgressBar::new(0);
+    let progress = |done, total| {
+        bar.set_length(total);
+        bar.set_position(done);
+    };
+    Ok(match command {
+        SessionsCommand::Export { to, .. } => {
+            let done = cluster.export(&to.join(name), &progress).await?;
+            bar.finish_and_clear();
+            moved("exported", name, &done)
         }
-        Ok(sound)
-    }
-
-    async fn on_model(cluster: &Cluster, name: &str, command: &SessionsCommand) -> Result<bool> {
-        // Shown on a terminal only.
-        let bar = ProgressBar::new(0);
-        let progress = |done, total| {
-            bar.set_length(total);
-            bar.set_position(done);
-        };
-        let sound = match command {
-            SessionsCommand::Export { to, .. } => {
-                let done = cluster.export(&to.join(name), &progress).await?;
-                bar.finish_and_clear();
-                moved("exported", name, &done)
-            }
-            SessionsCommand::Import { from, .. } => {
-                let done = cluster.import(&from.join(name), &progress).await?;
-                bar.finish_and_clear();
-                moved("imported", name, &done)
-            }
-            _ => {
-                let found = cluster.verify(&progress).await?;
-                bar.finish_and_clear();
-                report(name, &found)
-            }
-        };
-        Ok(sound)
-    }
+        SessionsCommand::Import { from, .. } => {
+            let done = cluster.import(&from.join(name), &progress).await?;
+            bar.finish_and_clear();
+            moved("imported", name, &done)
+        }
+        _ => {
+            let found = cluster.verify(&progress).await?;
+            bar.finish_and_clear();
+            report(name, &found)
+        }
+    })
 }
 
 #[cfg(not(feature = "postgres"))]
-mod shared {
-    use super::*;
-
-    #[expect(clippy::unused_async, reason = "so it is with the feature")]
-    pub(super) async fn run(_: &ClusterArgs, _: &SessionsCommand) -> Result<bool> {
-        bail!("--index needs a program that was built with the feature `postgres`")
-    }
+#[expect(clippy::unused_async, reason = "so it is with the feature")]
+async fn run_shared(_: &ClusterArgs, _: &SessionsCommand) -> Result<bool> {
+    bail!("--index needs a program that was built with the feature `postgres`")
 }
 
 /// Calls `work` with each model's folder in `parent`, and its name.
