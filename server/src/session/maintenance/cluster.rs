@@ -178,7 +178,14 @@ impl Cluster {
     /// # Errors
     /// The database or the object store cannot be written, they do not belong together, or a file cannot be read.
     pub async fn import(&self, from: &Path, progress: Progress<'_>) -> Result<Moved, StoreError> {
-        self.index.begin(self.objects.any()).await?;
+        if !self.index.has_begun().await? {
+            if self.objects.any().await {
+                // They are those of sessions in another database.
+                let reason = "it is new, but there are snapshots: name the database that has their sessions";
+                return Err(StoreError::Database { reason: reason.to_owned() });
+            }
+            self.index.begin().await?;
+        }
         let (files, moved, uploaded) = (Files::new(from), Mutex::new(Moved::default()), Mutex::default());
         let (paths, done) = (files.paths()?, Mutex::new(0));
         let each = paths.iter().map(|path| async {
@@ -214,8 +221,9 @@ impl Cluster {
         uploaded: &Mutex<HashSet<String>>,
     ) -> Result<Result<usize, String>, StoreError> {
         let uploaded = || uploaded.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.index.session(session.row.owner, &session.id).await.is_ok() {
-            return Ok(Err("the session exists already".to_owned()));
+        // Before anything is written that nothing would name.
+        if let Err(reason) = self.index.may_import(session).await? {
+            return Ok(Err(reason));
         }
         // As long as these live, the objects count as being written.
         let mut uploads = Vec::new();

@@ -7,9 +7,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use object_store::ObjectStoreExt as _;
+use futures_util::StreamExt as _;
 use object_store::memory::InMemory;
 use object_store::path::Path as ObjectPath;
+use object_store::{ObjectStore as _, ObjectStoreExt as _};
 use tempfile::TempDir;
 use tidegate_model::StateLayout;
 
@@ -210,11 +211,8 @@ async fn importing_again_adds_only_what_is_missing() {
     assert_eq!((sessions, skipped.len()), (0, 3));
     assert!(skipped.iter().all(|line| line.ends_with("the session exists already")), "{skipped:?}");
     // The fork's text begins with that of a session that is gone, and is still there.
-    let server = shared.server().await;
-    let (owner, id) = &shared.sessions[0];
-    server.delete(*owner, id).await.expect("deleted");
-    server.close().await.expect("closed");
-    let index = shared.index().await;
+    let (index, (owner, id)) = (shared.index().await, &shared.sessions[0]);
+    index.delete(*owner, id).await.expect("deleted");
     let garbage = index.garbage(99).await.expect("the index is read");
     let gone: BTreeSet<&str> = garbage.iter().map(VersionId::as_str).collect();
     let (sessions, skipped) = shared.import().await;
@@ -305,12 +303,14 @@ async fn an_object_that_a_sweep_has_claimed_delays_an_import_and_does_not_preven
     let (sessions, skipped) = shared.import().await;
     assert_eq!((sessions, skipped.len()), (0, 3));
     assert!(skipped.iter().all(|line| line.contains("is being removed")), "{skipped:?}");
+    assert!(shared.objects.list(None).next().await.is_none(), "nothing is written for them");
+    // Another sweep finds them again.
+    let hour_ago = "UPDATE versions SET time = time - 3600000 WHERE owner = ''";
+    shared.schema.execute(hour_ago).await;
+    assert_eq!(index.orphans(ids.clone()).await.expect("claimed").len(), ids.len());
+    assert_eq!(shared.import().await.0, 0);
     // An hour later, whoever has claimed them has removed them.
-    for id in &ids {
-        shared.objects.delete(&Shared::object(id)).await.expect("removed");
-    }
-    let earlier = format!("UPDATE {}.versions SET time = time - 3600000 WHERE owner = ''", shared.schema.name);
-    Schema::execute(shared.schema.url.clone(), earlier).await;
+    shared.schema.execute(hour_ago).await;
     assert_eq!(shared.import().await, (3, Vec::new()));
     assert_eq!(shared.problems().await, Vec::<String>::new());
     assert_eq!(index.orphans(ids).await, Ok(Vec::new()));

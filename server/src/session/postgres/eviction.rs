@@ -13,11 +13,11 @@ use crate::session::error::StoreError;
 use crate::session::id::Owner;
 use crate::session::index::Victims;
 
-/// Sessions or responses in one page.
-const PAGE: usize = 64;
+/// Sessions or responses in one page: few in the tests, so that they need several.
+const PAGE: usize = if cfg!(test) { 2 } else { 64 };
 
 /// Most holders that release their versions in one transaction.
-const BATCH: usize = 500;
+const BATCH: usize = if cfg!(test) { 3 } else { 500 };
 
 const SESSIONS: &str = "SELECT s.id, s.used, s.head, s.tags, l.position, l.version, v.bytes, v.kept_by FROM (SELECT id, used, \
     head, tags FROM sessions WHERE owner = $1 AND kept > 1 AND (used, id) > ($2, $3) AND ($5 OR tags IS NOT NULL) ORDER BY \

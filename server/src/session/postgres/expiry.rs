@@ -11,11 +11,11 @@ use crate::session::error::StoreError;
 use crate::session::id::Owner;
 use crate::session::index::Exempt;
 
-/// Items in one page.
-const PAGE: usize = 500;
+/// Items in one page: few in the tests, so that they need several.
+const PAGE: usize = if cfg!(test) { 2 } else { 500 };
 
 /// Most versions that the sessions removed in one transaction list, unless it is only one session.
-const MOST_ROWS: u64 = 5000;
+const MOST_ROWS: u64 = if cfg!(test) { 5 } else { 5000 };
 
 const SESSIONS: &str = "SELECT s.id, s.owner, s.ends, s.kept + s.known FROM sessions s WHERE (s.ends, s.id) > ($1, $2) AND \
     s.ends <= $3 AND NOT EXISTS (SELECT FROM leases l JOIN servers v ON v.id = l.server WHERE l.session = s.id AND v.seen > \
@@ -138,7 +138,7 @@ impl Database {
 
     /// Removes those of these items that have still expired, and returns how many.
     async fn remove_expired(&self, owner: Owner, now: u64, reads: Reads) -> Result<usize, StoreError> {
-        let leased = (!reads.sessions.is_empty()).then(|| self.ttl.as_secs_f64());
+        let leased = (!reads.sessions.is_empty()).then_some(self.ttl.as_secs_f64());
         let reads = Reads { lists: Lists::All, leased, ..reads };
         self.write(owner, reads, |work| work.remove_expired(now)).await
     }

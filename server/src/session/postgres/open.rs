@@ -65,17 +65,13 @@ impl PostgresIndex {
         Ok(Self { database, leader: Leader::default(), tasks })
     }
 
-    /// Notes that the index is used from now on. Refuses if it is new, but `any` object exists.
-    pub(crate) async fn begin(&self, any: impl Future<Output = bool>) -> Result<(), StoreError> {
-        if !self.database.query(step!("SELECT FROM begun LIMIT 1")).await?.is_empty() {
-            return Ok(());
-        }
-        if any.await {
-            // It would name none of them, and the sweep would remove them all.
-            let reason = "it is new, but there are snapshots: name the database that has their sessions, restore it from a \
-                          backup or, to start without its sessions, move the snapshots away";
-            return Err(StoreError::Database { reason: reason.to_owned() });
-        }
+    /// Whether a server has used the index before.
+    pub(crate) async fn has_begun(&self) -> Result<bool, StoreError> {
+        Ok(!self.database.query(step!("SELECT FROM begun LIMIT 1")).await?.is_empty())
+    }
+
+    /// Notes that one uses it from now on.
+    pub(crate) async fn begin(&self) -> Result<(), StoreError> {
         self.database.query(step!("INSERT INTO begun (at) VALUES (clock_timestamp())")).await.map(drop)
     }
 }

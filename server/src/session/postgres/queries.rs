@@ -69,8 +69,8 @@ const KEEPERS: &str = "SELECT session, version FROM lineage WHERE kept AND versi
 
 const GARBAGE: &str = "SELECT id FROM garbage LIMIT $1";
 
-/// Versions in one page.
-const PAGE: usize = 10_000;
+/// Versions in one page: few in the tests, so that they need several.
+const PAGE: usize = if cfg!(test) { 3 } else { 10_000 };
 
 fn head(row: &Row) -> Result<(String, Head), StoreError> {
     let (id, found) = session(row, 0)?;

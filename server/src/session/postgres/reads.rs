@@ -171,13 +171,17 @@ impl Reads {
             receipts: get(account, 5)?,
             texts: get(account, 6)?,
         };
-        let mut work = Work::new(of, account, get(disk, 0)?);
+        Self::fill(Work::new(of, account, get(disk, 0)?), steps, rows).map(Some)
+    }
+
+    /// Adds the rows that these steps have read beside the owner's.
+    pub(super) fn fill(mut work: Work, steps: &[Step], rows: &[Vec<Row>]) -> Result<Work, StoreError> {
         for (step, rows) in steps.iter().zip(rows).skip(2) {
             for row in rows {
                 work.load(step.sql, row)?;
             }
         }
-        Ok(Some(work))
+        Ok(work)
     }
 }
 

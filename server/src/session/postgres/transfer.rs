@@ -89,15 +89,16 @@ impl PostgresIndex {
         found.collect()
     }
 
+    /// Whether a session could be added now; the inner error says why not.
+    pub(crate) async fn may_import(&self, session: &Transfer) -> Result<Result<(), String>, StoreError> {
+        let found = self.database.read(session.row.owner, &to_import(session)).await?;
+        Ok(found.check_import(session).map(drop))
+    }
+
     /// Adds a session under its id, once the objects of the versions that it keeps are written; the inner error says why it is
     /// left out.
     pub(crate) async fn import(&self, session: &Transfer) -> Result<Result<(), String>, StoreError> {
-        let added: Vec<String> = session.versions.iter().map(|version| version.id.clone()).collect();
-        let texts: Vec<String> = session.texts.iter().map(|(id, _)| id.clone()).collect();
-        // A text is counted for its version, whatever session lists that.
-        let versions = added.iter().chain(&texts).cloned().collect();
-        let reads = Reads { versions, texts, added, ..Reads::session(session.id.as_str()) };
-        self.database.write(session.row.owner, reads, |work| Ok(work.import(session))).await
+        self.database.write(session.row.owner, to_import(session), |work| Ok(work.import(session))).await
     }
 
     /// At most `limit` versions that need an object after this one, with the bytes of each.
@@ -144,9 +145,18 @@ impl PostgresIndex {
     }
 }
 
+/// What must be read to import a session.
+fn to_import(session: &Transfer) -> Reads {
+    let added: Vec<String> = session.versions.iter().map(|version| version.id.clone()).collect();
+    let texts: Vec<String> = session.texts.iter().map(|(id, _)| id.clone()).collect();
+    // A text is counted for its version, whatever session lists that.
+    let versions = added.iter().chain(&texts).cloned().collect();
+    Reads { versions, texts, added, ..Reads::session(session.id.as_str()) }
+}
+
 impl Work {
-    /// Adds a session and its versions; the error says why it is left out. Nothing has changed then.
-    fn import(&mut self, session: &Transfer) -> Result<(), String> {
+    /// The versions of a session to import, and which of them it can keep here; the error says why it is left out.
+    fn check_import(&self, session: &Transfer) -> Result<Vec<(String, bool)>, String> {
         let Transfer { id, row, versions, .. } = session;
         if self.session(id.as_str()).is_some() {
             return Err("the session exists already".to_owned());
@@ -166,9 +176,16 @@ impl Work {
         let is_gone = |version: &str| self.version(version).is_some_and(|row| row.kept_by == 0);
         let listed: Vec<_> =
             versions.iter().map(|version| (version.id.clone(), version.kept && !is_gone(&version.id))).collect();
-        if !listed.iter().any(|(version, kept)| *kept && *version == row.head) {
-            return Err(format!("the snapshot of its version {} is gone here, where other sessions list it", row.head));
+        if listed.iter().any(|(version, kept)| *kept && *version == row.head) {
+            return Ok(listed);
         }
+        Err(format!("the snapshot of its version {} is gone here, where other sessions list it", row.head))
+    }
+
+    /// Adds a session and its versions. Nothing has changed after an error.
+    fn import(&mut self, session: &Transfer) -> Result<(), String> {
+        let Transfer { id, row, versions, .. } = session;
+        let listed = self.check_import(session)?;
         let claims = self.obstacles.keys().cloned();
         self.taken = claims.collect();
         let mut added = BTreeSet::new();

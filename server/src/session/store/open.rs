@@ -118,7 +118,15 @@ impl Store {
         let limits = Limits { disk: options.disk_bytes, owner: options.owner_bytes };
         let (parts, freed) = parts(&options);
         let index = PostgresIndex::open(PostgresOptions::new(url, model, limits), Box::new(freed)).await?;
-        index.begin(objects.any()).await?;
+        if !index.has_begun().await? {
+            if objects.any().await {
+                // It would name none of them, and the sweep would remove them all.
+                let reason = "it is new, but there are snapshots: name the database that has their sessions, restore it \
+                              from a backup or, to start without its sessions, move the snapshots away";
+                return Err(StoreError::Database { reason: reason.to_owned() });
+            }
+            index.begin().await?;
+        }
         Ok(Self::assemble(Arc::new(index), objects, options, codec, parts))
     }
 

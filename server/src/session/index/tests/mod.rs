@@ -54,6 +54,8 @@ fn answer() -> Answer {
 /// The index, the model, and everything that has ever existed.
 struct World {
     index: Arc<dyn Index>,
+    /// The same, or that of another server.
+    other: Arc<dyn Index>,
     model: Model,
     sessions: Vec<(Owner, SessionId)>,
     versions: Vec<VersionId>,
@@ -121,7 +123,8 @@ pub(crate) fn conforms<O: AsyncFn() -> Arc<dyn Index>>(cases: u32, lasts: bool, 
 impl World {
     fn new(index: Arc<dyn Index>) -> Self {
         let (model, sessions, versions, owners, responses, reserved, ids) = Default::default();
-        Self { index, model, sessions, versions, owners, responses, reserved, ids, now: 1_000_000_000 }
+        let other = Arc::clone(&index);
+        Self { index, other, model, sessions, versions, owners, responses, reserved, ids, now: 1_000_000_000 }
     }
 
     /// The digits of a new id. They are the same in each run, and not in the order of creation.

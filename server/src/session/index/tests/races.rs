@@ -10,21 +10,38 @@ const RACERS: u8 = 20;
 /// The sessions of races keep all versions.
 const BOUNDS: Bounds = Bounds { keep: 999, lineage: 999 };
 
-/// Runs races for an owner's last session, for an idempotency key, and for a session's head.
+/// Runs races for an owner's last session, for an idempotency key, and for a session's head: between two servers, if they can
+/// share the index.
 pub(crate) fn excludes<O: AsyncFn() -> Arc<dyn Index>>(start: impl Fn() -> O) {
     crate::sync::block_on(async {
         let open = start();
         let mut world = World::new(open().await);
+        if world.index.is_shared() {
+            world.other = open().await;
+        }
         let session = world.race_for_the_last_session().await;
         world.race_for_a_key(&session).await;
         world.race_for_the_head(&session).await;
         world.index.close().await.expect("the index closes");
+        if world.index.is_shared() {
+            world.other.close().await.expect("the index closes");
+        }
     });
 }
 
 impl World {
+    /// The server of one of several requests.
+    fn server(&self, number: usize) -> &Arc<dyn Index> {
+        if number.is_multiple_of(2) { &self.index } else { &self.other }
+    }
+
+    /// A version without reservations, because these belong to one server.
+    fn unreserved(&mut self, parent: Option<&VersionId>) -> NewVersion {
+        NewVersion { reserved: Vec::new(), ..self.new_version(owner(0), parent, 1, 0) }
+    }
+
     fn new_session(&mut self, max_sessions: usize, receipt: Option<NewReceipt<Answer>>) -> Create {
-        let version = self.new_version(owner(0), None, 1, 0);
+        let version = self.unreserved(None);
         let row = SessionRow::new(owner(0), version.id.as_str(), None, self.now);
         Create { id: self.new_session_id(), row, version: Some(version), replace: false, max_sessions, receipt }
     }
@@ -34,7 +51,7 @@ impl World {
             owner: owner(0),
             session: session.clone(),
             expected: expected.clone(),
-            version: self.new_version(owner(0), Some(expected), 1, 0),
+            version: self.unreserved(Some(expected)),
             forks: Vec::new(),
             max_sessions: 1,
             bounds: BOUNDS,
@@ -49,7 +66,7 @@ impl World {
 
     async fn race_for_the_last_session(&mut self) -> SessionId {
         let creates: Vec<_> = (0..RACERS).map(|_| self.new_session(1, None)).collect();
-        let ends = join_all(creates.iter().map(|create| self.index.create(create.clone()))).await;
+        let ends = join_all((0..).zip(&creates).map(|(n, create)| self.server(n).create(create.clone()))).await;
         let created: Vec<_> = ends.into_iter().filter_map(Result::ok).collect();
         let [(row, _)] = created.as_slice() else { panic!("{} sessions were created", created.len()) };
         let sessions = self.index.list(owner(0), None, false, 9).await.expect("the index is read");
@@ -63,7 +80,7 @@ impl World {
         let receipt = |key: &str, now| NewReceipt { key: key.to_owned(), now, ends: now + TICK, answer: answer() };
         let receipt_at = self.now;
         let creates: Vec<_> = (0..RACERS).map(|_| self.new_session(99, Some(receipt("create", receipt_at)))).collect();
-        let ends = join_all(creates.iter().map(|create| self.index.create(create.clone()))).await;
+        let ends = join_all((0..).zip(&creates).map(|(n, create)| self.server(n).create(create.clone()))).await;
         assert_eq!(ends.iter().filter(|end| end.is_ok()).count(), 1, "{ends:?}");
         assert_eq!(ends.iter().filter(|end| **end == Err(StoreError::Answered)).count(), usize::from(RACERS) - 1);
         let forks: Vec<_> = (0..RACERS)
@@ -79,7 +96,7 @@ impl World {
                 receipt: Some(receipt("fork", receipt_at)),
             })
             .collect();
-        let ends = join_all(forks.iter().map(|fork| self.index.fork(fork.clone()))).await;
+        let ends = join_all((0..).zip(&forks).map(|(n, fork)| self.server(n).fork(fork.clone()))).await;
         assert_eq!(ends.iter().filter(|end| end.is_ok()).count(), 1, "{ends:?}");
         assert_eq!(ends.iter().filter(|end| **end == Err(StoreError::Answered)).count(), usize::from(RACERS) - 1);
         let sessions = self.index.list(owner(0), None, false, 99).await.expect("the index is read");
@@ -103,9 +120,9 @@ impl World {
                 bounds: BOUNDS,
                 now: self.now,
             };
-            for turn in turns {
-                racers.push((turn.version.id.clone(), self.index.commit(turn)));
-                racers.push((earlier.clone(), self.index.rewind(rewind.clone())));
+            for (n, turn) in turns.into_iter().enumerate() {
+                racers.push((turn.version.id.clone(), self.server(n).commit(turn)));
+                racers.push((earlier.clone(), self.server(n + 1).rewind(rewind.clone())));
             }
             if round % 2 == 1 {
                 racers.reverse();

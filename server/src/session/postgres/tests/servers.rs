@@ -1,0 +1,123 @@
+//! Several servers: leases, the one that leads, and streams.
+
+use super::*;
+use crate::session::index::{NewStream, StreamRow};
+
+/// Ends a server as a crash does: without a word, and the others find out when its time has passed.
+async fn crash(schema: &Schema, index: PostgresIndex) {
+    let server = index.database.server.clone();
+    drop(index);
+    schema.execute(&format!("UPDATE servers SET seen = seen - interval '1 hour' WHERE id = '{server}'")).await;
+}
+
+#[test]
+fn a_lease_belongs_to_one_server_until_that_ends() {
+    with_schema(async |schema| {
+        let (one, two, session) = (schema.open().await, schema.open().await, SessionId::new());
+        assert_eq!((one.lease(&session).await, two.lease(&session).await), (Ok(true), Ok(false)));
+        assert_eq!(one.lease(&session).await, Ok(true));
+        // Only its holder gives it back.
+        two.release(&session).await;
+        assert_eq!(two.lease(&session).await, Ok(false));
+        one.release(&session).await;
+        assert_eq!((two.lease(&session).await, one.lease(&session).await), (Ok(true), Ok(false)));
+        crash(schema, two).await;
+        let three = schema.open().await;
+        assert_eq!((one.lease(&session).await, three.lease(&session).await), (Ok(true), Ok(false)));
+        one.close().await.expect("the index closes");
+        assert_eq!(three.lease(&session).await, Ok(true));
+    });
+}
+
+#[test]
+fn a_server_is_alive_as_long_as_it_says_so() {
+    with_schema(async |schema| {
+        let quick = PostgresOptions { ttl: Duration::from_millis(300), ..schema.options() };
+        let (one, session) = (Schema::open_with(quick).await, SessionId::new());
+        let server = one.database.server.clone();
+        schema.execute(&format!("UPDATE servers SET seen = 'epoch' WHERE id = '{server}'")).await;
+        let two = schema.open().await;
+        assert_eq!(one.lease(&session).await, Ok(true));
+        // Its next heartbeat makes it alive again.
+        while two.lease(&session).await.expect("an answer") {
+            two.release(&session).await;
+            assert_eq!(one.lease(&session).await, Ok(true));
+        }
+    });
+}
+
+#[test]
+fn a_session_that_a_server_works_on_does_not_expire() {
+    with_schema(async |schema| {
+        let (one, two) = (schema.open().await, schema.open().await);
+        let (id, _) = create(&one, 1, Some(1)).await;
+        let later = NOW + 5000;
+        assert_eq!(one.lease(&id).await, Ok(true));
+        assert_eq!((two.can_sweep(later, none()).await, two.expire(later, none()).await), (Ok(false), Ok(0)));
+        assert!(two.session(OWNER, &id).await.is_ok());
+        crash(schema, one).await;
+        assert_eq!((two.can_sweep(later, none()).await, two.expire(later, none()).await), (Ok(true), Ok(1)));
+        assert_eq!(two.session(OWNER, &id).await, Err(StoreError::SESSION));
+        // The server is forgotten, and with it its leases.
+        assert!(two.database.query(step!("SELECT FROM leases")).await.expect("rows").is_empty());
+    });
+}
+
+#[test]
+fn one_server_leads_until_it_ends() {
+    with_schema(async |schema| {
+        let (one, two) = (schema.open().await, schema.open().await);
+        assert_eq!((one.leads().await, two.leads().await), (Ok(true), Ok(false)));
+        assert_eq!((one.leads().await, two.leads().await), (Ok(true), Ok(false)));
+        drop(one);
+        // PostgreSQL finds out that the connection has ended.
+        while !two.leads().await.expect("an answer") {
+            tokio::task::yield_now().await;
+        }
+        // A leader whose connection has ended does not lead until it has the lock again.
+        schema
+            .execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND ((classid::bigint << 32) | \
+                 objid::bigint) = hashtextextended('tidegate leads ' || current_schema, 0)",
+            )
+            .await;
+        let three = schema.open().await;
+        while !three.leads().await.expect("an answer") {
+            tokio::task::yield_now().await;
+        }
+        let lost = two.leads().await;
+        assert!(matches!(lost, Ok(false) | Err(StoreError::Unavailable { .. })), "{lost:?}");
+    });
+}
+
+#[test]
+fn another_server_takes_a_stream_over_once_its_holder_ends() {
+    with_schema(async |schema| {
+        let (one, two, other) = (schema.open().await, schema.open().await, Owner([2; 16]));
+        let row = StreamRow { owner: OWNER, record: b"what it was".to_vec() };
+        let stream = |id: &str, ends| NewStream { id: id.to_owned(), row: row.clone(), ends };
+        let missing = || Err(StoreError::STREAM);
+        one.put_stream(stream("a", u64::MAX)).await.expect("it is stored");
+        assert_eq!((two.stream(OWNER, "a").await, two.stream(other, "a").await), (Ok(row.clone()), missing()));
+        assert_eq!((two.take_stream(OWNER, "a").await, one.take_stream(OWNER, "a").await), (Ok(false), Ok(true)));
+        assert_eq!(
+            (two.take_stream(other, "a").await, two.take_stream(OWNER, "b").await),
+            (Err(StoreError::STREAM), Err(StoreError::STREAM))
+        );
+        // Only its holder gives it up.
+        two.release_stream(OWNER, "a").await;
+        assert_eq!(two.take_stream(OWNER, "a").await, Ok(false));
+        one.release_stream(OWNER, "a").await;
+        assert_eq!((two.take_stream(OWNER, "a").await, one.take_stream(OWNER, "a").await), (Ok(true), Ok(false)));
+        crash(schema, two).await;
+        assert_eq!(one.take_stream(OWNER, "a").await, Ok(true));
+        one.delete_stream(other, "a").await.expect("it is not there");
+        assert_eq!(one.stream(OWNER, "a").await, Ok(row.clone()));
+        one.delete_stream(OWNER, "a").await.expect("it is removed");
+        assert_eq!(one.stream(OWNER, "a").await, missing());
+        // One that has ended is not found, and is removed without being counted.
+        one.put_stream(stream("c", NOW)).await.expect("it is stored");
+        assert_eq!((one.stream(OWNER, "c").await, one.expire(NOW, none()).await), (missing(), Ok(0)));
+        assert!(one.database.query(step!("SELECT FROM streams")).await.expect("rows").is_empty());
+    });
+}
