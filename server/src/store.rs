@@ -177,8 +177,17 @@ async fn open_in(args: &SessionArgs, space: Space, data: Option<&Path>, served: 
     let model = model.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let store = match &args.store {
         Some(url) if args.has_index() => {
-            let (objects, index) = (objects(url, &model)?, index_url(args.index.as_ref(), args.index_file.as_deref())?);
-            return Ok((open_index(&index, &model, objects, options, codec).await?, format!("PostgreSQL and {url}")));
+            let index = index_url(args.index.as_ref(), args.index_file.as_deref())?;
+            #[cfg(feature = "postgres")]
+            {
+                let index = index.parse().map_err(|error: String| anyhow::anyhow!("--index {error}"))?;
+                Store::open_shared(objects(url, &model)?, (index, &model), options, codec).await?
+            }
+            #[cfg(not(feature = "postgres"))]
+            {
+                drop((url, index));
+                bail!("--index needs a server that was built with the feature `postgres`");
+            }
         }
         None => Store::open(options, codec).await?,
         Some(url) => {
@@ -252,7 +261,7 @@ mod tests {
         let both = ["--index", url, "--store", "file:///s"];
         let args = parse(&both).map_err(|error| error.to_string()).expect("they are taken").args;
         assert!(args.has_index() && data_folder(&args).expect("none is needed").is_none());
-        assert_eq!(index_url(&args).expect("a URL"), url);
+        assert_eq!(index_url(args.index.as_ref(), None).expect("a URL"), url);
         assert!(!format!("{args:?}").contains("mellon7"));
         for wrong in [&both[..2], &[&both[..], &["--index-file", "f"]].concat()] {
             let error = parse(wrong).map(drop).expect_err("they are refused").to_string();

@@ -288,7 +288,7 @@ impl Cluster {
         let mut unnamed = BTreeSet::new();
         let mut batches = self.objects.batches(NAMES);
         while let Some(batch) = batches.next().await {
-            let ids = batch.iter().map(ToString::to_string).collect();
+            let ids = batch?.iter().map(|(id, _)| id.to_string()).collect();
             unnamed.extend(self.index.unnamed(ids).await?);
         }
         report.notes = unnamed_notes(&unnamed, "a server is writing it now, or a sweep removes it");
