@@ -177,17 +177,8 @@ async fn open_in(args: &SessionArgs, space: Space, data: Option<&Path>, served: 
     let model = model.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let store = match &args.store {
         Some(url) if args.has_index() => {
-            let index = index_url(args)?;
-            #[cfg(feature = "postgres")]
-            {
-                let index = index.parse().map_err(|error: String| anyhow::anyhow!("--index {error}"))?;
-                Store::open_shared(objects(url, &model)?, (index, &model), options, codec).await?
-            }
-            #[cfg(not(feature = "postgres"))]
-            {
-                drop((url, index));
-                bail!("--index needs a server that was built with the feature `postgres`");
-            }
+            let (objects, index) = (objects(url, &model)?, index_url(args.index.as_ref(), args.index_file.as_deref())?);
+            return Ok((open_index(&index, &model, objects, options, codec).await?, format!("PostgreSQL and {url}")));
         }
         None => Store::open(options, codec).await?,
         Some(url) => {
@@ -205,7 +196,7 @@ async fn open_in(args: &SessionArgs, space: Space, data: Option<&Path>, served: 
 }
 
 /// The objects at `url`, with one prefix per model, like the folders.
-fn objects(url: &str, model: &str) -> Result<Arc<dyn ObjectStore>> {
+pub(crate) fn objects(url: &str, model: &str) -> Result<Arc<dyn ObjectStore>> {
     let open = || {
         let url = Url::parse(url)?;
         if url.scheme() == "file"
@@ -221,8 +212,8 @@ fn objects(url: &str, model: &str) -> Result<Arc<dyn ObjectStore>> {
 }
 
 /// The URL of `--index`, or what the file of `--index-file` contains.
-fn index_url(args: &SessionArgs) -> Result<String> {
-    match (&args.index, &args.index_file) {
+pub(crate) fn index_url(index: Option<&SecretUrl>, file: Option<&Path>) -> Result<String> {
+    match (index, file) {
         (Some(SecretUrl(url)), _) => Ok(url.clone()),
         (None, Some(file)) => {
             let url = std::fs::read_to_string(file).with_context(|| format!("--index-file: {}", file.display()))?;

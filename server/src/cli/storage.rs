@@ -93,7 +93,7 @@ impl fmt::Debug for SecretUrl {
 
 /// Takes any text, because clap prints what it refuses.
 #[expect(clippy::unnecessary_wraps, reason = "clap's parsers may fail")]
-fn secret_url(text: &str) -> Result<SecretUrl, Infallible> {
+pub(super) fn secret_url(text: &str) -> Result<SecretUrl, Infallible> {
     Ok(SecretUrl(text.to_owned()))
 }
 

@@ -223,6 +223,16 @@ impl Objects {
         .await
     }
 
+    /// Whether there is an object of this name.
+    #[cfg(feature = "postgres")]
+    pub(crate) async fn exists(&self, id: &VersionId) -> Result<bool, StoreError> {
+        match self.store.head(&path(id)).await {
+            Ok(_) => Ok(true),
+            Err(object_store::Error::NotFound { .. }) => Ok(false),
+            Err(error) => Err(StoreError::from_io("reading an object failed", &error)),
+        }
+    }
+
     /// Removes objects and returns the ids that no longer exist, including those that never did.
     pub(crate) async fn delete(&self, ids: Vec<VersionId>) -> Vec<VersionId> {
         let removed = futures_util::stream::iter(ids).map(|id| async move {

@@ -206,19 +206,6 @@ impl Listing {
         problems
     }
 
-    /// The rows of a version's text, ancestors first, each with its version. Stops at a row that cannot be read.
-    pub(crate) fn text_rows(&self, version: &str) -> Vec<(&str, &[u8])> {
-        let (mut rows, mut next) = (Vec::new(), Some(version));
-        while let Some((id, row)) = next.and_then(|id| self.texts.get_key_value(id))
-            && rows.len() < self.texts.len()
-        {
-            rows.push((id.as_str(), row.as_slice()));
-            next = TextRow::parse(row).ok().and_then(|row| row.parent);
-        }
-        rows.reverse();
-        rows
-    }
-
     /// The versions whose objects must exist.
     pub(crate) fn objects(&self) -> impl Iterator<Item = (&String, &VersionRow)> {
         self.versions.iter().filter(|(_, row)| row.kept_by > 0 && row.bytes > 0)

@@ -57,5 +57,5 @@ fn an_index_in_a_folder_conforms_and_lasts() {
 
 #[test]
 fn turns_on_two_servers_are_safe_in_every_order() {
-    interleaves(true, || async || open(None));
+    crate::sync::block_on(interleaves(true, open(None)));
 }

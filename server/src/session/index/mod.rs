@@ -14,6 +14,7 @@ mod rows;
 #[cfg(test)]
 pub(crate) mod tests;
 mod text_row;
+mod transfer;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt::Debug;
@@ -28,6 +29,7 @@ pub(crate) use requests::{
 };
 pub(crate) use rows::{Head, LineageEntry, Listed, ResponseRow, SessionRow, StreamRow, VersionRow};
 pub(crate) use text_row::{DamagedText, EncodedText, TextRow, most_bytes, text_bytes};
+pub(crate) use transfer::{Transfer, text_chains};
 
 use super::error::StoreError;
 use super::id::{Owner, ResponseId, SessionId, VersionId};

@@ -1,13 +1,13 @@
 //! Checking and repairing a store's folder.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
 use rayon::prelude::*;
 
-use super::files::{OBJECTS, is_whole, object};
+use super::files::{OBJECTS, failed, is_whole, object};
 use crate::session::disk::SystemDisk;
 use crate::session::embedded::{Listing, OpenIndex, Place, Writer, inspect};
 use crate::session::error::StoreError;
@@ -65,7 +65,38 @@ pub fn check(folder: &Path) -> Result<Report, StoreError> {
     }
     problems.extend(listing.text_problems());
     let (sessions, snapshots) = (listing.sessions.len(), listing.objects().count());
-    Ok(Report { sessions, snapshots, problems, notes: listing.notes, repaired: Vec::new() })
+    let unnamed = unnamed_objects(folder, &listing)?;
+    let mut notes = listing.notes;
+    notes.extend(unnamed_notes(&unnamed, "the server removes it after its next start"));
+    Ok(Report { sessions, snapshots, problems, notes, repaired: Vec::new() })
+}
+
+/// The objects that no version needs.
+fn unnamed_objects(folder: &Path, listing: &Listing) -> Result<BTreeSet<String>, StoreError> {
+    let objects = folder.join(OBJECTS);
+    let mut unnamed = BTreeSet::new();
+    if objects.exists() {
+        for shard in fs::read_dir(&objects).map_err(failed(&objects))? {
+            let shard = shard.map_err(failed(&objects))?.path();
+            for file in fs::read_dir(&shard).map_err(failed(&shard))? {
+                unnamed.insert(file.map_err(failed(&shard))?.file_name().to_string_lossy().into_owned());
+            }
+        }
+    }
+    for (id, _) in listing.objects() {
+        unnamed.remove(id);
+    }
+    Ok(unnamed)
+}
+
+/// Most lines about objects that no version needs.
+const NAMED: usize = 100;
+
+/// Lines about objects that no version needs.
+pub(super) fn unnamed_notes(unnamed: &BTreeSet<String>, why: &str) -> Vec<String> {
+    let named = unnamed.iter().take(NAMED).map(|id| format!("no version needs the object {id}: {why}"));
+    let more = unnamed.len().saturating_sub(NAMED);
+    named.chain((more > 0).then(|| format!("no version needs {more} other objects"))).collect()
 }
 
 /// The objects that are missing or damaged, and what is wrong with each.

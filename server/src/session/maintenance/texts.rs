@@ -1,31 +1,25 @@
 //! The texts of a session as a file: `TIDETEXT`, then for each version, ancestors first, u16 length of its id, the id, u32
 //! length of its row, and the row as in the index; at the end the SHA-256 of everything before. Numbers are little endian.
 
-use std::collections::HashSet;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
 
 use sha2::{Digest, Sha256};
 
-use crate::session::embedded::Listing;
 use crate::session::id::VersionId;
 
 const MAGIC: &[u8] = b"TIDETEXT";
 const DIGEST: usize = 32;
 
-/// The file of the texts of these versions.
-pub(super) fn encode<'v>(listing: &Listing, versions: impl Iterator<Item = &'v str>) -> Vec<u8> {
-    let (mut bytes, mut seen) = (MAGIC.to_vec(), HashSet::new());
-    for version in versions {
-        for (id, row) in listing.text_rows(version) {
-            if seen.insert(id.to_owned()) {
-                bytes.extend((id.len() as u16).to_le_bytes());
-                bytes.extend_from_slice(id.as_bytes());
-                bytes.extend((row.len() as u32).to_le_bytes());
-                bytes.extend_from_slice(row);
-            }
-        }
+/// The file of these rows, each with its version.
+pub(super) fn encode(rows: &[(String, Vec<u8>)]) -> Vec<u8> {
+    let mut bytes = MAGIC.to_vec();
+    for (id, row) in rows {
+        bytes.extend((id.len() as u16).to_le_bytes());
+        bytes.extend_from_slice(id.as_bytes());
+        bytes.extend((row.len() as u32).to_le_bytes());
+        bytes.extend_from_slice(row);
     }
     bytes.extend_from_slice(&Sha256::digest(&bytes));
     bytes

@@ -149,8 +149,10 @@ impl Database {
     pub(super) async fn read(&self, owner: Owner, reads: &Reads) -> Result<Work, StoreError> {
         let steps = reads.steps(owner, Access::Read);
         let rows = self.snapshot(&steps).await?;
-        let found = Reads::load(owner, &steps, &rows)?;
-        Ok(found.unwrap_or_else(|| Work::new(owner, Account::default(), 0)))
+        match Reads::load(owner, &steps, &rows)? {
+            Some(found) => Ok(found),
+            None => Reads::fill(Work::new(owner, Account::default(), 0), &steps, &rows),
+        }
     }
 
     /// Runs a transaction on the rows of one owner: reads what it needs, and stores what `work` makes of it. While it runs,

@@ -23,12 +23,14 @@ mod servers;
 mod sessions;
 mod space;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod tls;
 mod totals;
+mod transfer;
 mod work;
 mod writes;
 
 pub use address::PostgresUrl;
 pub(crate) use index::PostgresIndex;
 pub(crate) use open::PostgresOptions;
+pub(crate) use transfer::models;

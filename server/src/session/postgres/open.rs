@@ -45,6 +45,13 @@ impl PostgresOptions {
     }
 }
 
+impl PostgresOptions {
+    /// For work that no client waits for.
+    pub(crate) fn patient(url: PostgresUrl, model: &str, limits: Limits) -> Self {
+        Self { limit: Duration::from_mins(5), ..Self::new(url, model, limits) }
+    }
+}
+
 impl PostgresIndex {
     /// Opens the index, creating or migrating its schema if necessary. `freed` is called with the versions whose objects
     /// nothing points to any more. Waits for a while for a database that cannot be reached: it may start at the same time, or

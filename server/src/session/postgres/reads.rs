@@ -4,7 +4,7 @@ use tokio_postgres::Row;
 
 use super::connection::{Step, step};
 use super::rows::{column, get, number, owner, owner_column, session, session_columns, version, version_columns};
-use super::work::{Account, Pair, TextHead, Work};
+use super::work::{Account, Obstacle, Pair, TextHead, Work};
 use crate::session::error::StoreError;
 use crate::session::id::Owner;
 use crate::session::index::ResponseRow;
@@ -24,6 +24,8 @@ pub(super) struct Reads {
     pub(super) texts: Vec<String>,
     /// Whether to read the texts that nothing needs, at most about so many.
     pub(super) dead_texts: Option<usize>,
+    /// Versions to add that another index had. Rows that are in their way are read.
+    pub(super) added: Vec<String>,
     /// Whether to read which of the sessions have a lease, given how many seconds a server lives on.
     pub(super) leased: Option<f64>,
 }
@@ -85,6 +87,12 @@ const DEAD_TEXTS: &str = "WITH RECURSIVE dead AS (SELECT * FROM (SELECT id, pare
     $1 AND refs = 0 LIMIT $2) AS first UNION ALL SELECT t.id, t.parent, t.bytes, d.number + 1 FROM dead d JOIN texts t ON t.id \
     = d.parent AND t.owner = $1 AND t.refs = 1 WHERE d.number < $2) SELECT id, parent, bytes FROM dead";
 
+/// What is in the way of versions that another index had. An hour after an object was claimed, it is gone: removing it takes
+/// seconds. The clock is the database's.
+const OBSTACLES: &str = "SELECT v.id, CASE WHEN v.owner <> '' THEN 'foreign' WHEN v.time > extract(epoch FROM \
+    clock_timestamp()) * 1000 - 3600000 THEN 'removing' ELSE 'claim' END FROM versions v WHERE v.id = ANY($1) AND v.owner <> $2 \
+    UNION ALL SELECT g.id, 'removing' FROM garbage g WHERE g.id = ANY($1)";
+
 const LEASED: &str = "SELECT l.session FROM leases l JOIN servers v ON v.id = l.server WHERE l.session = ANY($1) AND v.seen > \
                       clock_timestamp() - make_interval(secs => $2::double precision)";
 
@@ -140,7 +148,10 @@ impl Reads {
             steps.push(step!(TEXTS, of.clone(), self.texts.clone()));
         }
         if let Some(limit) = self.dead_texts {
-            steps.push(step!(DEAD_TEXTS, of, column(limit as u64)));
+            steps.push(step!(DEAD_TEXTS, of.clone(), column(limit as u64)));
+        }
+        if !self.added.is_empty() {
+            steps.push(step!(OBSTACLES, self.added.clone(), of));
         }
         if let Some(ttl) = self.leased {
             steps.push(step!(LEASED, self.sessions.clone(), ttl));
@@ -160,13 +171,17 @@ impl Reads {
             receipts: get(account, 5)?,
             texts: get(account, 6)?,
         };
-        let mut work = Work::new(of, account, get(disk, 0)?);
+        Self::fill(Work::new(of, account, get(disk, 0)?), steps, rows).map(Some)
+    }
+
+    /// Adds the rows that these steps have read beside the owner's.
+    pub(super) fn fill(mut work: Work, steps: &[Step], rows: &[Vec<Row>]) -> Result<Work, StoreError> {
         for (step, rows) in steps.iter().zip(rows).skip(2) {
             for row in rows {
                 work.load(step.sql, row)?;
             }
         }
-        Ok(Some(work))
+        Ok(work)
     }
 }
 
@@ -204,6 +219,14 @@ impl Work {
             TEXTS => {
                 let head = TextHead { tokens: number(row, 1)?, messages: number(row, 2)? };
                 self.texts.insert(get(row, 0)?, head);
+            }
+            OBSTACLES => {
+                let obstacle = match get(row, 1)? {
+                    "foreign" => Obstacle::Foreign,
+                    "removing" => Obstacle::Removing,
+                    _ => Obstacle::Claim,
+                };
+                self.obstacles.insert(get(row, 0)?, obstacle);
             }
             DEAD_TEXTS => self.dead_texts.push((get(row, 0)?, get(row, 1)?, get(row, 2)?)),
             _ => drop(self.leased.insert(get(row, 0)?)),

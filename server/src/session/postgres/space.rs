@@ -18,11 +18,13 @@ const FORGET: &str = "WITH gone AS (DELETE FROM garbage WHERE id = ANY($1) RETUR
     used.bytes + excluded.bytes) SELECT pg_current_xact_id()::text, coalesce(sum(bytes), 0)::bigint FROM gone";
 
 /// A version's row is added once: by the commit of the version, or here, as the claim of an object that no version has. The
-/// other one finds it. An object whose version is listed and not kept is never needed again.
+/// other one finds it. A claim says when the object was last found, because an import takes over an old one. An object whose
+/// version is listed and not kept is never needed again.
 const CLAIM: &str = "WITH asked AS (SELECT id FROM unnest($1::text[]) AS id WHERE NOT EXISTS (SELECT FROM garbage g WHERE g.id \
     = id.id)), claimed AS (INSERT INTO versions (id, owner, tokens, time, kind, prompt_tokens, completion_tokens, bytes, \
-    kept_by, known_by) SELECT id, '', 0, 0, '', 0, 0, 0, 0, 0 FROM asked ORDER BY id ON CONFLICT (id) DO NOTHING RETURNING id) \
-    SELECT id FROM claimed UNION SELECT v.id FROM asked JOIN versions v ON v.id = asked.id WHERE v.kept_by = 0";
+    kept_by, known_by) SELECT id, '', 0, extract(epoch FROM clock_timestamp()) * 1000, '', 0, 0, 0, 0, 0 FROM asked ORDER BY id \
+    ON CONFLICT (id) DO UPDATE SET time = excluded.time WHERE versions.owner = '' RETURNING id) SELECT id FROM claimed UNION \
+    SELECT v.id FROM asked JOIN versions v ON v.id = asked.id WHERE v.kept_by = 0 AND v.owner <> ''";
 
 /// In an order, so that two servers do not wait for each other.
 const USES: &str = "UPDATE sessions s SET used = c.used FROM (SELECT s.id, u.used FROM sessions s JOIN unnest($1::text[], \

@@ -62,6 +62,17 @@ pub(super) struct NewText {
 /// A receipt's end and the bytes that it counts, and its answer if it is to be written.
 pub(super) type ReceiptState = (u64, u64, Option<Vec<u8>>);
 
+/// What is in the way of a version that another index had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Obstacle {
+    /// Another owner's version.
+    Foreign,
+    /// A sweep may be removing its object.
+    Removing,
+    /// The claim of an object that a sweep has removed.
+    Claim,
+}
+
 #[derive(Debug)]
 pub(super) struct Work {
     pub(super) owner: Owner,
@@ -86,6 +97,9 @@ pub(super) struct Work {
     /// Texts that nothing needs any more, each with its parent and bytes, if they were asked for.
     pub(super) dead_texts: Vec<(String, Option<String>, i64)>,
     pub(super) removed_texts: Vec<String>,
+    pub(super) obstacles: BTreeMap<String, Obstacle>,
+    /// Claims to remove, because these versions are added.
+    pub(super) taken: Vec<String>,
     /// Sessions that a server which is alive works on.
     pub(super) leased: BTreeSet<String>,
     pub(super) fulfilled: Vec<Arc<Reservation>>,
@@ -112,6 +126,8 @@ impl Work {
             text_refs: BTreeMap::new(),
             dead_texts: Vec::new(),
             removed_texts: Vec::new(),
+            obstacles: BTreeMap::new(),
+            taken: Vec::new(),
             leased: BTreeSet::new(),
             fulfilled: Vec::new(),
             added: 0,

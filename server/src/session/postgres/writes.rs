@@ -20,6 +20,8 @@ pub(super) struct Writes {
     pub(super) freed: Vec<VersionId>,
 }
 
+const TAKE_CLAIMS: &str = "DELETE FROM versions WHERE id = ANY($1) AND owner = ''";
+
 const ADD_VERSIONS: &str = "INSERT INTO versions (owner, id, parent, tokens, time, label, kind, prompt_tokens, \
     completion_tokens, bytes, seed, kept_by, known_by, origin, session) SELECT $1, * FROM unnest($2::text[], $3::text[], \
     $4::bigint[], $5::bigint[], $6::bytea[], $7::text[], $8::bigint[], $9::bigint[], $10::bigint[], $11::bigint[], \
@@ -149,6 +151,9 @@ impl Work {
                     }
                 }
             }
+        }
+        if !self.taken.is_empty() {
+            steps.push(step!(TAKE_CLAIMS, self.taken.clone()));
         }
         if !added.is_empty() {
             let params = columns!(

@@ -46,27 +46,24 @@ struct Explorer<'i> {
 
 /// Takes two turns on two servers in every order, and finds what is wrong with each protocol that has a flaw. Not `all`: without
 /// the orders that ask the index most questions.
-pub(crate) fn interleaves<O: AsyncFn() -> Arc<dyn Index>>(all: bool, start: impl Fn() -> O) {
-    crate::sync::block_on(async {
-        let index = start()().await;
-        let mut reached = HashSet::new();
-        for scenario in SCENARIOS.into_iter().filter(|scenario| all || scenario.name != KEYED.name) {
-            let mut explorer = Explorer::new(&*index, scenario, None).await;
-            let state = explorer.protocol.start();
-            let orders = explorer.explore(state).await.unwrap_or_else(|problem| panic!("{}: {problem}", scenario.name));
-            let (states, questions) = (explorer.seen.len(), explorer.protocol.asked.questions());
-            println!("{}: {orders} orders of {states} states, {questions} questions to the index", scenario.name);
-            reached.extend(explorer.protocol.reached);
-        }
-        for (flaw, scenario) in FLAWS {
-            let mut explorer = Explorer::new(&*index, scenario, Some(flaw)).await;
-            let state = explorer.protocol.start();
-            println!("{flaw:?}: {}", explorer.explore(state).await.expect_err("the flaw is found"));
-        }
-        let all = ["answered", "claimed", "found", "garbage", "late", "refused", "repeated", "rewound", "twice"];
-        assert!(all.iter().all(|name| reached.contains(name)), "{reached:?}");
-        index.close().await.expect("the index closes");
-    });
+pub(crate) async fn interleaves(all: bool, index: Arc<dyn Index>) {
+    let mut reached = HashSet::new();
+    for scenario in SCENARIOS.into_iter().filter(|scenario| all || scenario.name != KEYED.name) {
+        let mut explorer = Explorer::new(&*index, scenario, None).await;
+        let state = explorer.protocol.start();
+        let orders = explorer.explore(state).await.unwrap_or_else(|problem| panic!("{}: {problem}", scenario.name));
+        let (states, questions) = (explorer.seen.len(), explorer.protocol.asked.questions());
+        println!("{}: {orders} orders of {states} states, {questions} questions to the index", scenario.name);
+        reached.extend(explorer.protocol.reached);
+    }
+    for (flaw, scenario) in FLAWS {
+        let mut explorer = Explorer::new(&*index, scenario, Some(flaw)).await;
+        let state = explorer.protocol.start();
+        println!("{flaw:?}: {}", explorer.explore(state).await.expect_err("the flaw is found"));
+    }
+    let all = ["answered", "claimed", "found", "garbage", "late", "refused", "repeated", "rewound", "twice"];
+    assert!(all.iter().all(|name| reached.contains(name)), "{reached:?}");
+    index.close().await.expect("the index closes");
 }
 
 impl<'i> Explorer<'i> {

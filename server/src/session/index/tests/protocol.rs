@@ -217,6 +217,7 @@ impl<'i> Protocol<'i> {
     }
 
     /// What an attempt may do next.
+    #[expect(clippy::too_many_lines, reason = "an arm for each place")]
     async fn steps(&mut self, state: &State, number: usize, next: &mut Vec<(Event, State)>) {
         let (attempt, own) = (state.attempts[number], number as u8 + 1);
         let key = Some(attempt.request).filter(|_| self.scenario.keyed && self.flaw != Some(Flaw::NoReceipt));

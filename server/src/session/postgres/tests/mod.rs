@@ -16,7 +16,7 @@ use super::connection::step;
 use super::*;
 use crate::session::error::StoreError;
 use crate::session::id::{Owner, SessionId, VersionId};
-use crate::session::index::tests::{conforms, excludes};
+use crate::session::index::tests::{conforms, excludes, interleaves};
 use crate::session::index::{Bounds, Commit, Create, Exempt, Head, Index, Limits, NewVersion, SessionRow, VersionRow};
 
 const NO_LIMITS: Limits = Limits { disk: u64::MAX, owner: u64::MAX };
@@ -64,14 +64,14 @@ const AUDIT: [(&str, &str); 6] = [
 ];
 
 /// A schema of one test. When it is dropped, its tables are checked and removed.
-struct Schema {
-    url: PostgresUrl,
-    name: String,
+pub(crate) struct Schema {
+    pub(crate) url: PostgresUrl,
+    pub(crate) name: String,
 }
 
 impl Schema {
     /// A new schema; `None` if there is no server to test with.
-    fn new() -> Option<Self> {
+    pub(crate) fn new() -> Option<Self> {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let Ok(url) = std::env::var("TIDEGATE_TEST_POSTGRES") else {
             println!("skipped: TIDEGATE_TEST_POSTGRES names no server");
@@ -97,7 +97,7 @@ impl Schema {
     }
 
     /// Runs statements on a connection of their own.
-    async fn execute(&self, sql: &str) {
+    pub(crate) async fn execute(&self, sql: &str) {
         let (client, connection) = self.url.config.connect(self.url.tls.clone()).await.expect("a connection");
         let task = tokio::spawn(connection);
         let sql = format!("SET search_path TO {}; {sql}", self.name);
@@ -222,4 +222,12 @@ fn an_index_in_postgres_conforms_and_lasts() {
     };
     conforms(24, true, start);
     excludes(start);
+}
+
+#[test]
+fn turns_on_two_servers_are_safe_in_every_order() {
+    with_schema(async |schema| {
+        let index: Arc<dyn Index> = Arc::new(schema.open().await);
+        interleaves(false, index).await;
+    });
 }
