@@ -2,7 +2,7 @@
 
     python .ci/cluster/chaos.py target/debug/tidegate [--minutes 1] [--clients 50] [--replicas 3] [--seed 1]
 
-Clients take turns, append, fork, rewind, read, and leave streams and resume them, through HAProxy. Replicas are killed,
+Clients take turns, append, fork, rewind, read, delete, and leave streams and resume them, through HAProxy. Replicas are killed,
 stopped for longer than a lease, ended and cut off from PostgreSQL; PostgreSQL and the S3 server restart or do not answer.
 Then everything is healed, the clients' records are compared with the cluster, and all that was done is done once more on one
 server with the embedded index, whose texts must be the same.
@@ -25,7 +25,7 @@ from services import Cluster, Replica, cluster, on_sigterm, single
 LEASE_S = 10
 WORDS = "the a fox bird boy girl tree river ran saw found said and but then once little big red happy sad home".split()
 MOST_SESSIONS = 4
-FLAGS = ["--threads", "1", "--keep-versions", "12", "--owner-sessions", "1000", "--drain-seconds", "10"]
+FLAGS = ["--threads", "1", "--keep-versions", "5", "--owner-sessions", "1000", "--drain-seconds", "10"]
 
 
 class Client:
@@ -41,7 +41,7 @@ class Client:
 
     async def run(self, end: float) -> None:
         kinds = {self.turn: 34, self.stream: 20, self.append: 10, self.fork: 6, self.rewind: 8, self.read: 10,
-                 self.abandon: 6, self.twice: 6}
+                 self.abandon: 6, self.twice: 6, self.delete: 2}
         await self.guarded(self.create, None)
         while time.monotonic() < end:
             await asyncio.sleep(self.dice.expovariate(1 / self.think))
@@ -199,6 +199,19 @@ class Client:
             raise Violation(f"{conversation.id} was acknowledged: {answer}")
         if conversation.is_certain and answer.body["version"] != conversation.head:
             raise Violation(f"{conversation.id} is at {answer.body['version']} after {conversation.head} was acknowledged")
+
+    async def delete(self, conversation: Conversation) -> None:
+        """Its forks keep the versions that they share with it."""
+        del self.ledger.conversations[conversation.id]
+        self.ledger.deleted.add(conversation.id)
+        path, tries = f"/v1/sessions/{conversation.id}", len(self.record.failures)
+        answer = await self.api.send("delete", "DELETE", path)
+        # An attempt without an answer may have deleted it.
+        if answer.status >= 300 and not (answer.status == 404 and len(self.record.failures) > tries):
+            raise Violation(f"delete {conversation.id}: {answer}")
+        answer = await self.api.send("read", "GET", path)
+        if answer.status != 404:
+            raise Violation(f"{conversation.id} was deleted: {answer}")
 
     async def abandon(self, conversation: Conversation) -> None:
         """A turn whose client goes away, and never asks again."""

@@ -1,10 +1,13 @@
 //! The schema of the tables, which only ever moves forward.
 
+use std::error::Error as _;
+use std::io;
+
 use tokio::time::timeout;
-use tokio_postgres::Client;
+use tokio_postgres::{Client, Error};
 
 use super::address::PostgresUrl;
-use super::failure::{Failure, described};
+use super::failure::{Failure, described, unavailable};
 use crate::session::error::StoreError;
 
 /// Each brings the schema to the next version.
@@ -17,13 +20,12 @@ const OLDEST: i32 = 130_000;
 pub(super) async fn migrate(url: &PostgresUrl, schema: &str) -> Result<(), StoreError> {
     let connect = async {
         let (client, connection) = url.config.connect(url.tls.clone()).await?;
-        Ok::<_, tokio_postgres::Error>((client, tokio::spawn(connection)))
+        Ok::<_, Error>((client, tokio::spawn(connection)))
     };
     let connected = timeout(2 * super::address::CONNECT, connect).await;
-    let refused = |reason: String| StoreError::Database { reason };
     let (client, task) = connected
-        .map_err(|_| refused("no connection within the time limit".to_owned()))?
-        .map_err(|error| refused(described(&error)))?;
+        .map_err(|_| unavailable("no connection within the time limit"))?
+        .map_err(|error| if may_pass(&error) { unavailable(described(&error)) } else { refused(described(&error)) })?;
     let migrated = run(&client, schema).await;
     task.abort();
     if url.sends_password() && matches!(migrated, Ok(false)) {
@@ -34,11 +36,26 @@ pub(super) async fn migrate(url: &PostgresUrl, schema: &str) -> Result<(), Store
     }
     match migrated {
         Err(Failure::Refused(error)) => Err(error),
+        Err(Failure::Down(reason)) => Err(unavailable(reason)),
         Err(failure) => match failure.into_store_error() {
             StoreError::Unavailable { reason } => Err(refused(reason)),
             error => Err(error),
         },
         Ok(_) => Ok(()),
+    }
+}
+
+fn refused(reason: String) -> StoreError {
+    StoreError::Database { reason }
+}
+
+/// Whether connecting may succeed later: nobody answers, or PostgreSQL starts, stops or has no connection left.
+fn may_pass(error: &Error) -> bool {
+    let io = error.source().and_then(|cause| cause.downcast_ref::<io::Error>());
+    match error.code() {
+        Some(code) => ["08", "53", "57P"].iter().any(|class| code.code().starts_with(class)),
+        // A certificate that is not trusted is invalid data.
+        None => error.is_closed() || io.is_some_and(|error| error.kind() != io::ErrorKind::InvalidData),
     }
 }
 

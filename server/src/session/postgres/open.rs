@@ -3,6 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use rand::Rng as _;
+use tokio::time::{Instant, sleep};
+
 use super::address::PostgresUrl;
 use super::background::Tasks;
 use super::connection::{Connections, step};
@@ -13,6 +16,10 @@ use super::servers::Leader;
 use crate::session::error::StoreError;
 use crate::session::id::SessionId;
 use crate::session::index::Limits;
+
+/// How long a server that starts waits for a database that cannot be reached, and at most between two attempts.
+const PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 60 });
+const PAUSE: Duration = Duration::from_secs(1);
 
 /// How an index is opened.
 #[derive(Clone, Debug)]
@@ -47,8 +54,28 @@ impl PostgresOptions {
 
 impl PostgresIndex {
     /// Opens the index, creating or migrating its schema if necessary. `freed` is called with the versions whose objects
-    /// nothing points to any more.
+    /// nothing points to any more. Waits for a while for a database that cannot be reached: it may start at the same time, or
+    /// restart.
     pub(crate) async fn open(options: PostgresOptions, freed: Freed) -> Result<Self, StoreError> {
+        let (began, freed, mut warned) = (Instant::now(), Arc::new(freed), false);
+        loop {
+            let each = Arc::clone(&freed);
+            let reason = match Self::open_once(options.clone(), Box::new(move |versions| each(versions))).await {
+                Err(StoreError::Unavailable { reason }) => reason,
+                opened => return opened,
+            };
+            if began.elapsed() > PATIENCE {
+                return Err(StoreError::Database { reason });
+            }
+            if !std::mem::replace(&mut warned, true) {
+                tracing::warn!("the index cannot be reached yet ({reason}): trying for {} s", PATIENCE.as_secs());
+            }
+            let part = rand::rng().random_range(0.5..1.0);
+            sleep(PAUSE.mul_f64(part)).await;
+        }
+    }
+
+    async fn open_once(options: PostgresOptions, freed: Freed) -> Result<Self, StoreError> {
         let PostgresOptions { url, schema, limits, ttl, limit, refresh } = options;
         if !schema.bytes().all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'_')) {
             return Err(StoreError::Database { reason: format!("{schema:?} is not the name of a schema") });
