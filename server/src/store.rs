@@ -4,15 +4,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-#[cfg(feature = "postgres")]
-use anyhow::anyhow;
 use anyhow::{Context, Result, bail, ensure};
 use object_store::ObjectStore;
 use object_store::prefix::PrefixStore;
 use tidegate_server::Served;
 use tidegate_server::checkpoint::sessions_folder;
 use tidegate_server::ram::{RamSplit, SharedRam};
-use tidegate_server::session::{Codec, Durability, Location, Store, StoreOptions, StoreStats, folder_objects};
+use tidegate_server::session::{Durability, Location, Store, StoreOptions, StoreStats, folder_objects};
 use tracing::{info, warn};
 use url::Url;
 
@@ -179,8 +177,17 @@ async fn open_in(args: &SessionArgs, space: Space, data: Option<&Path>, served: 
     let model = model.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let store = match &args.store {
         Some(url) if args.has_index() => {
-            let (objects, index) = (objects(url, &model)?, index_url(args.index.as_ref(), args.index_file.as_deref())?);
-            return Ok((open_index(&index, &model, objects, options, codec).await?, format!("PostgreSQL and {url}")));
+            let index = index_url(args.index.as_ref(), args.index_file.as_deref())?;
+            #[cfg(feature = "postgres")]
+            {
+                let index = index.parse().map_err(|error: String| anyhow::anyhow!("--index {error}"))?;
+                Store::open_shared(objects(url, &model)?, (index, &model), options, codec).await?
+            }
+            #[cfg(not(feature = "postgres"))]
+            {
+                drop((url, index));
+                bail!("--index needs a server that was built with the feature `postgres`");
+            }
         }
         None => Store::open(options, codec).await?,
         Some(url) => {
@@ -188,15 +195,22 @@ async fn open_in(args: &SessionArgs, space: Space, data: Option<&Path>, served: 
             Store::open_with(objects(url, &model)?, options, codec).await?
         }
     };
-    let in_folder = || data.map_or_else(|| "memory".into(), |data| data.display().to_string());
-    Ok((store, args.store.clone().unwrap_or_else(in_folder)))
+    let place = match (&args.store, data) {
+        (Some(url), _) if args.has_index() => format!("PostgreSQL, snapshots in {url}"),
+        (Some(url), _) => url.clone(),
+        (None, Some(data)) => data.display().to_string(),
+        (None, None) => "memory".to_owned(),
+    };
+    Ok((store, place))
 }
 
 /// The objects at `url`, with one prefix per model, like the folders.
 pub(crate) fn objects(url: &str, model: &str) -> Result<Arc<dyn ObjectStore>> {
     let open = || {
         let url = Url::parse(url)?;
-        if let Ok(folder) = url.to_file_path() {
+        if url.scheme() == "file"
+            && let Ok(folder) = url.to_file_path()
+        {
             return Ok(folder_objects(&folder.join(model))?);
         }
         let (objects, path) = object_store::parse_url_opts(&url, std::env::vars())?;
@@ -216,29 +230,6 @@ pub(crate) fn index_url(index: Option<&SecretUrl>, file: Option<&Path>) -> Resul
         }
         (None, None) => bail!("--index names no database"),
     }
-}
-
-#[cfg(feature = "postgres")]
-async fn open_index(
-    url: &str,
-    model: &str,
-    objects: Arc<dyn ObjectStore>,
-    options: StoreOptions,
-    codec: Arc<Codec>,
-) -> Result<Store> {
-    let url = url.parse().map_err(|error: String| anyhow!("--index {error}"))?;
-    Ok(Store::open_shared(objects, (url, model), options, codec).await?)
-}
-
-#[cfg(not(feature = "postgres"))]
-async fn open_index(
-    _url: &str,
-    _model: &str,
-    _objects: Arc<dyn ObjectStore>,
-    _options: StoreOptions,
-    _codec: Arc<Codec>,
-) -> Result<Store> {
-    bail!("--index needs a server that was built with the feature `postgres`")
 }
 
 #[cfg(test)]
@@ -261,6 +252,21 @@ mod tests {
         assert_eq!((two.disk, two.owner, two.sessions), (500, 125, 3));
         let three = space(&["--disk-budget", "900", "--owner-budget", "5000", "--owner-sessions", "1"], 3);
         assert_eq!((three.disk, three.owner, three.sessions), (300, 300, 1));
+    }
+
+    #[test]
+    fn the_url_of_an_index_is_secret() {
+        let parse = |line: &[&str]| Line::try_parse_from([&["tidegate"], line].concat());
+        let url = "postgres://u:mellon7@h/d";
+        let both = ["--index", url, "--store", "file:///s"];
+        let args = parse(&both).map_err(|error| error.to_string()).expect("they are taken").args;
+        assert!(args.has_index() && data_folder(&args).expect("none is needed").is_none());
+        assert_eq!(index_url(&args).expect("a URL"), url);
+        assert!(!format!("{args:?}").contains("mellon7"));
+        for wrong in [&both[..2], &[&both[..], &["--index-file", "f"]].concat()] {
+            let error = parse(wrong).map(drop).expect_err("they are refused").to_string();
+            assert!(!error.contains("mellon7"), "{error}");
+        }
     }
 
     #[test]

@@ -53,7 +53,7 @@ impl Connections {
         let (statement, lock) = (limit.as_millis() * 4 / 5, limit.as_millis() / 2);
         // The server's side of a connection must not outlive this side for long: it may hold locks.
         let setup = format!(
-            "SET search_path TO {schema}; SET synchronous_commit TO on; SET statement_timeout TO {statement}; \
+            "SET search_path TO {schema}; SET client_min_messages TO warning; SET synchronous_commit TO on; SET statement_timeout TO {statement}; \
              SET lock_timeout TO {lock}; SET idle_in_transaction_session_timeout TO {}; SET tcp_keepalives_idle TO 5; \
              SET tcp_keepalives_interval TO 2; SET tcp_keepalives_count TO 3; SET tcp_user_timeout TO 10000",
             limit.as_millis()

@@ -52,7 +52,7 @@ async fn run(client: &Client, schema: &str) -> Result<bool, Failure> {
     }
     let tls = client.query_opt("SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()", &[]).await?;
     // Servers that start at the same time wait for each other here.
-    client.batch_execute("SET lock_timeout TO '60s'; BEGIN").await?;
+    client.batch_execute("SET client_min_messages TO warning; SET lock_timeout TO '60s'; BEGIN").await?;
     client.execute("SELECT pg_advisory_xact_lock(hashtextextended('tidegate migrates ' || $1, 0))", &[&schema]).await?;
     let exists = client.query_one("SELECT to_regnamespace($1) IS NOT NULL", &[&schema]).await?;
     if !exists.get::<_, bool>(0) {
