@@ -20,7 +20,7 @@ import aiohttp
 
 from client import Api, Record, Refused, Stream, Violation
 from ledger import Conversation, Ledger, Operation, verify
-from services import Cluster, Replica, cluster, on_sigterm, single
+from services import Cluster, Failed, Replica, cluster, run, single
 
 LEASE_S = 10
 WORDS = "the a fox bird boy girl tree river ran saw found said and but then once little big red happy sad home".split()
@@ -366,7 +366,7 @@ def table(record: Record) -> None:
         print(f"| {what} | {count} |")
 
 
-async def main() -> int:
+async def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("program")
     parser.add_argument("--minutes", type=float, default=1)
@@ -378,7 +378,6 @@ async def main() -> int:
     parser.add_argument("--calm", action="store_true", help="no faults")
     parser.add_argument("--keep", action="store_true", help="keep logs and data")
     options = parser.parse_args()
-    on_sigterm()
     record = Record(streams_survive=not options.embedded)
     async with cluster(options.program, options.replicas, options.embedded, FLAGS, options.keep) as there:
         print(f"{len(there.replicas)} replicas are ready", flush=True)
@@ -401,8 +400,7 @@ async def main() -> int:
             record.violation(f"a secret is in {log}")
         report(record, began, healed, disturbed)
         if record.violations:
-            raise SystemExit(f"{len(record.violations)} violations with --seed {options.seed}")
-    return 0
+            raise Failed(f"{len(record.violations)} violations with --seed {options.seed}")
 
 
 async def verified(options: argparse.Namespace, clients: list[Client], record: Record, there: Cluster) -> None:
@@ -429,4 +427,4 @@ def report(record: Record, began: float, healed: float, disturbed: int) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(asyncio.run(main()))
+    run(main)

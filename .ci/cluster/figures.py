@@ -20,7 +20,7 @@ import time
 from collections import Counter
 
 from client import Api, Record
-from services import BUCKET, SIGNED, Cluster, cluster, commit_of, on_sigterm, single
+from services import BUCKET, SIGNED, Cluster, cluster, commit_of, run, single
 
 ONE_THREAD = ["--threads", "1", "--owner-sessions", "1000000"]
 APPEND, TURN = "append of one token", "turn of one token"
@@ -221,7 +221,7 @@ def machine() -> str:
     return f"{len(os.sched_getaffinity(0))} cores of {model}, which servers, back ends and clients share"
 
 
-async def main() -> int:
+async def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("program")
     parser.add_argument("--requests", type=int, default=200)
@@ -231,15 +231,13 @@ async def main() -> int:
     parser.add_argument("--sessions", type=int, default=200)
     parser.add_argument("--turns", type=int, default=5)
     options = parser.parse_args()
-    on_sigterm()
     print(f"`{' '.join(sys.argv)}`, {commit_of(options.program)}, {machine()}, {datetime.date.today()}")
     await latency(options.program, options.requests)
     await throughput(options.program, options.seconds, options.clients, options.tokens)
     async with cluster(options.program, 2, flags=ONE_THREAD) as there:
         await requests(there)
         await space(there, options.sessions, options.turns)
-    return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(asyncio.run(main()))
+    run(main)

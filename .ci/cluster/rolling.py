@@ -16,7 +16,7 @@ from collections import Counter
 
 from openai import AsyncOpenAI, OpenAIError
 
-from services import Cluster, cluster, on_sigterm
+from services import Cluster, Failed, cluster, run
 
 FLAGS = ["--threads", "1", "--owner-sessions", "100000"]
 # Calls are compared by whether a replica was restarting when they began.
@@ -114,7 +114,7 @@ async def restart(there: Cluster, load: Load, rounds: int) -> list[float]:
     return drains
 
 
-async def main() -> int:
+async def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("program")
     parser.add_argument("--rounds", type=int, default=2)
@@ -123,7 +123,6 @@ async def main() -> int:
     parser.add_argument("--embedded", action="store_true", help="one server with the embedded index")
     parser.add_argument("--keep", action="store_true", help="keep logs and data")
     options = parser.parse_args()
-    on_sigterm()
     async with cluster(options.program, options.replicas, options.embedded, FLAGS, options.keep) as there:
         load = Load()
         clients = [Client(number, there.url, load) for number in range(options.clients)]
@@ -138,8 +137,7 @@ async def main() -> int:
         await there.stop()
         report(load, drains)
         if load.failed:
-            raise SystemExit("\n".join([f"{len(load.failed)} failures", *load.failed[:20]]))
-    return 0
+            raise Failed("\n".join([f"{len(load.failed)} failures", *load.failed[:20]]))
 
 
 def report(load: Load, drains: list[float]) -> None:
@@ -154,4 +152,4 @@ def report(load: Load, drains: list[float]) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(asyncio.run(main()))
+    run(main)

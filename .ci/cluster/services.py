@@ -5,6 +5,7 @@ Each replica reaches PostgreSQL and the S3 server through a gate of its own, a T
 
 import asyncio
 import contextlib
+import logging
 import os
 import pathlib
 import re
@@ -15,7 +16,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import NoReturn
 
 import aiohttp
 
@@ -30,6 +32,10 @@ SIGNED = {"authorization": "AWS4-HMAC-SHA256 Credential=ci/20260101/us-east-1/s3
 PACKAGES = "postgresql and haproxy from Debian, moto[server] and aiohttp from PyPI"
 
 
+class Failed(Exception):
+    """Something does not work, so that the program ends."""
+
+
 def free_port() -> int:
     with socket.socket() as listener:
         listener.bind((HOST, 0))
@@ -41,7 +47,7 @@ def found(name: str, *folders: str) -> str:
     places = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", *folders])
     path = shutil.which(name, path=places)
     if path is None:
-        raise SystemExit(f"{name} not found; these tests need {PACKAGES}")
+        raise Failed(f"{name} not found; these tests need {PACKAGES}")
     return path
 
 
@@ -55,7 +61,7 @@ async def until(holds: Callable[[], object], what: str, patience: float = PATIEN
         if result:
             return
         if time.monotonic() > end:
-            raise SystemExit(f"{what} takes more than {patience} s")
+            raise Failed(f"{what} takes more than {patience} s")
         await asyncio.sleep(0.05)
 
 
@@ -116,7 +122,7 @@ class Postgres(Child):
             user=user, cwd="/", capture_output=True, text=True,
         )
         if made.returncode != 0:
-            raise SystemExit(f"initdb failed:\n{made.stdout}{made.stderr}")
+            raise Failed(f"initdb failed:\n{made.stdout}{made.stderr}")
         settings = {
             "listen_addresses": HOST, "port": str(self.port), "unix_socket_directories": "", "max_connections": "200",
             "shared_preload_libraries": "pg_stat_statements", "pg_stat_statements.max": "10000",
@@ -212,7 +218,7 @@ class Replica(Child):
 
     async def is_ready(self) -> bool:
         if not self.running():
-            raise SystemExit(f"{self.name} has ended with {self.process.returncode}:\n{self.last_lines()}")
+            raise Failed(f"{self.name} has ended with {self.process.returncode}:\n{self.last_lines()}")
         with contextlib.suppress(aiohttp.ClientError, asyncio.TimeoutError, OSError):
             async with (
                 aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session,
@@ -309,7 +315,7 @@ class Cluster:
         for replica in self.replicas:
             code = await replica.ended()
             if code != 0:
-                raise SystemExit(f"{replica.name} exited with {code} after SIGTERM:\n{replica.last_lines()}")
+                raise Failed(f"{replica.name} exited with {code} after SIGTERM:\n{replica.last_lines()}")
 
     def leaks(self) -> list[str]:
         """Logs of replicas that have the secret."""
@@ -379,12 +385,21 @@ async def single(program: str, flags: list[str] | None = None) -> AsyncIterator[
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def on_sigterm() -> None:
-    """Lets SIGTERM end a program as Ctrl-C does, so that it stops what it has started."""
-    def end(*_: object) -> None:
-        raise SystemExit(143)
+def run(main: Callable[[], Coroutine]) -> NoReturn:
+    """Runs a program to its end; SIGTERM ends it as Ctrl-C does, so that it stops what it has started."""
+    # It would name every connection that is open when a program fails.
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
 
-    signal.signal(signal.SIGTERM, end)
+    async def cancellable() -> None:
+        task = asyncio.current_task()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        await main()
+
+    try:
+        asyncio.run(cancellable())
+    except Failed as failure:
+        raise SystemExit(f"failed: {failure}") from None
+    raise SystemExit(0)
 
 
 def commit_of(program: str) -> str:

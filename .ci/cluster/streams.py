@@ -13,7 +13,7 @@ import statistics
 import time
 
 from client import Api, Event, Record, Stream, Violation
-from services import Cluster, Replica, cluster, on_sigterm, single
+from services import Cluster, Failed, Replica, cluster, run, single
 
 FLAGS = ["--threads", "1", "--drain-seconds", "10"]
 AT_ONCE = 10
@@ -108,7 +108,7 @@ async def round_of(there: Cluster, record: Record, dice: random.Random, number: 
     return [reader for reader in readers if reader.killed_at]
 
 
-async def main() -> int:
+async def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("program")
     parser.add_argument("--streams", type=int, default=100)
@@ -117,7 +117,6 @@ async def main() -> int:
     parser.add_argument("--embedded", action="store_true", help="one server with the embedded index")
     parser.add_argument("--keep", action="store_true", help="keep logs and data")
     options = parser.parse_args()
-    on_sigterm()
     record, dice = Record(streams_survive=not options.embedded), random.Random(options.seed)
     interrupted: list[Reader] = []
     async with (
@@ -135,14 +134,13 @@ async def main() -> int:
             number += 1
             print(f"  round {number}: {len(found)} streams interrupted, {len(interrupted)} in all", flush=True)
             if number > options.streams:
-                raise SystemExit("too few streams are interrupted")
+                raise Failed("too few streams are interrupted")
         for reader in interrupted:
             await reader.compare(undisturbed, there.url)
         await there.stop()
         report(interrupted, number, record)
         if record.violations:
-            raise SystemExit(f"{len(record.violations)} violations with --seed {options.seed}")
-    return 0
+            raise Failed(f"{len(record.violations)} violations with --seed {options.seed}")
 
 
 def report(interrupted: list[Reader], rounds: int, record: Record) -> None:
@@ -158,4 +156,4 @@ def report(interrupted: list[Reader], rounds: int, record: Record) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(asyncio.run(main()))
+    run(main)

@@ -32,5 +32,5 @@ mod writes;
 
 pub use address::PostgresUrl;
 pub(crate) use index::PostgresIndex;
-pub(crate) use open::PostgresOptions;
+pub(crate) use open::{PostgresOptions, patiently};
 pub(crate) use transfer::models;

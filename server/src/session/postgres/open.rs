@@ -52,27 +52,38 @@ impl PostgresOptions {
     }
 }
 
+/// Tries something for a while until the database, or what else it needs, can be reached.
+pub(crate) async fn patiently<T, F: Future<Output = Result<T, StoreError>>>(
+    attempt: impl Fn() -> F,
+) -> Result<T, StoreError> {
+    let (began, mut warned) = (Instant::now(), false);
+    loop {
+        let reason = match attempt().await {
+            Err(StoreError::Unavailable { reason }) => reason,
+            result => return result,
+        };
+        if began.elapsed() > PATIENCE {
+            return Err(StoreError::Database { reason });
+        }
+        if !std::mem::replace(&mut warned, true) {
+            tracing::warn!("the index cannot be opened yet ({reason}): trying for {} s", PATIENCE.as_secs());
+        }
+        let part = rand::rng().random_range(0.5..1.0);
+        sleep(PAUSE.mul_f64(part)).await;
+    }
+}
+
 impl PostgresIndex {
     /// Opens the index, creating or migrating its schema if necessary. `freed` is called with the versions whose objects
     /// nothing points to any more. Waits for a while for a database that cannot be reached: it may start at the same time, or
     /// restart.
     pub(crate) async fn open(options: PostgresOptions, freed: Freed) -> Result<Self, StoreError> {
-        let (began, freed, mut warned) = (Instant::now(), Arc::new(freed), false);
-        loop {
-            let each = Arc::clone(&freed);
-            let reason = match Self::open_once(options.clone(), Box::new(move |versions| each(versions))).await {
-                Err(StoreError::Unavailable { reason }) => reason,
-                opened => return opened,
-            };
-            if began.elapsed() > PATIENCE {
-                return Err(StoreError::Database { reason });
-            }
-            if !std::mem::replace(&mut warned, true) {
-                tracing::warn!("the index cannot be reached yet ({reason}): trying for {} s", PATIENCE.as_secs());
-            }
-            let part = rand::rng().random_range(0.5..1.0);
-            sleep(PAUSE.mul_f64(part)).await;
-        }
+        let freed = Arc::new(freed);
+        patiently(|| {
+            let freed = Arc::clone(&freed);
+            Self::open_once(options.clone(), Box::new(move |versions| freed(versions)))
+        })
+        .await
     }
 
     async fn open_once(options: PostgresOptions, freed: Freed) -> Result<Self, StoreError> {

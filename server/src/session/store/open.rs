@@ -24,7 +24,7 @@ use crate::session::lease::Leases;
 use crate::session::measured::Measured;
 use crate::session::objects::{Objects, make_folder};
 #[cfg(feature = "postgres")]
-use crate::session::postgres::{PostgresIndex, PostgresOptions, PostgresUrl};
+use crate::session::postgres::{PostgresIndex, PostgresOptions, PostgresUrl, patiently};
 
 /// The cache, and what wakes the sweep when there is garbage.
 type Parts = (Arc<Cache>, Arc<Notify>);
@@ -47,6 +47,21 @@ fn check(options: &StoreOptions) -> Result<(), StoreError> {
         0 => Err(StoreError::Option { name: "keep_versions", found: 0, bound: 1 }),
         _ => Ok(()),
     }
+}
+
+/// Notes that an index is in use from now on. Refused if it is new and there are snapshots.
+#[cfg(feature = "postgres")]
+async fn begin(index: &PostgresIndex, objects: &Objects) -> Result<(), StoreError> {
+    if index.has_begun().await? {
+        return Ok(());
+    }
+    if objects.next(&mut objects.batches(1)).await?.is_some() {
+        // The index would name none of them, and the sweep would remove them all.
+        let reason = "it is new, but there are snapshots: name the database that has their sessions, restore it from a \
+                      backup or, to start without its sessions, move the snapshots away";
+        return Err(StoreError::Database { reason: reason.to_owned() });
+    }
+    index.begin().await
 }
 
 impl Store {
@@ -120,15 +135,7 @@ impl Store {
         let limits = Limits { disk: options.disk_bytes, owner: options.owner_bytes };
         let (parts, freed) = parts(&options);
         let index = PostgresIndex::open(PostgresOptions::new(url, model, limits), Box::new(freed)).await?;
-        if !index.has_begun().await? {
-            if objects.any().await {
-                // It would name none of them, and the sweep would remove them all.
-                let reason = "it is new, but there are snapshots: name the database that has their sessions, restore it \
-                              from a backup or, to start without its sessions, move the snapshots away";
-                return Err(StoreError::Database { reason: reason.to_owned() });
-            }
-            index.begin().await?;
-        }
+        patiently(|| begin(&index, &objects)).await?;
         Ok(Self::assemble(Arc::new(index), objects, options, codec, parts))
     }
 
