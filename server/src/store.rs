@@ -261,7 +261,7 @@ mod tests {
         let both = ["--index", url, "--store", "file:///s"];
         let args = parse(&both).map_err(|error| error.to_string()).expect("they are taken").args;
         assert!(args.has_index() && data_folder(&args).expect("none is needed").is_none());
-        assert_eq!(index_url(&args).expect("a URL"), url);
+        assert_eq!(index_url(args.index.as_ref(), None).expect("a URL"), url);
         assert!(!format!("{args:?}").contains("mellon7"));
         for wrong in [&both[..2], &[&both[..], &["--index-file", "f"]].concat()] {
             let error = parse(wrong).map(drop).expect_err("they are refused").to_string();
