@@ -63,7 +63,7 @@ impl Cluster {
         // What is beyond the budgets, the servers evict.
         let limits = Limits { disk: u64::MAX, owner: u64::MAX };
         let index = PostgresIndex::open(PostgresOptions::patient(url, model, limits), Box::new(|_| {})).await?;
-        Ok(Self { index, objects: Objects::new(objects) })
+        Ok(Self { index, objects: Objects::remote(objects) })
     }
 
     /// # Errors
@@ -287,8 +287,8 @@ impl Cluster {
         }
         let mut unnamed = BTreeSet::new();
         let mut batches = self.objects.batches(NAMES);
-        while let Some(batch) = batches.next().await {
-            let ids = batch?.iter().map(|(id, _)| id.to_string()).collect();
+        while let Some(batch) = self.objects.next(&mut batches).await? {
+            let ids = batch.iter().map(|(id, _)| id.to_string()).collect();
             unnamed.extend(self.index.unnamed(ids).await?);
         }
         report.notes = unnamed_notes(&unnamed, "a server is writing it now, or a sweep removes it");

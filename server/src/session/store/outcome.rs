@@ -58,19 +58,32 @@ impl Inner {
     pub(super) async fn commit(&self, commit: &Commit) -> Result<Head, StoreError> {
         let committed = self.repeated(|| self.index.commit(commit.clone())).await;
         let Err(error) = committed else { return committed };
-        let may_be_there = is_unknown(&error)
-            || (self.index.is_shared() && matches!(error, StoreError::Stale { .. } | StoreError::Answered));
-        if !may_be_there {
+        let is_refused = matches!(error, StoreError::Stale { .. } | StoreError::Answered);
+        if !is_unknown(&error) && !(self.index.is_shared() && is_refused) {
             return Err(error);
         }
-        if let Some(head) = self.find_commit(commit.owner, &commit.session, &commit.version.id).await {
-            return Ok(head);
+        match self.find_commit(commit.owner, &commit.session, &commit.version.id).await {
+            Ok(Some(head)) => return Ok(head),
+            Ok(None) => {}
+            Err(unread) => return Err(if is_refused { unread } else { error }),
+        }
+        if is_refused {
+            self.rule_out(&commit.version.id).await?;
         }
         let key = commit.receipt.as_ref().map(|receipt| &*receipt.key);
         match error {
             StoreError::Stale { .. } => Err(self.unless_answered(commit.owner, key, error).await),
             error => Err(error),
         }
+    }
+
+    /// Makes sure that a commit of this version, which was refused, is not carried out later: an earlier attempt may still be on
+    /// its way, and the head may come back to where it started.
+    async fn rule_out(&self, version: &VersionId) -> Result<(), StoreError> {
+        if self.repeated(|| self.index.orphans(vec![version.clone()])).await?.contains(version) {
+            return Ok(());
+        }
+        Err(StoreError::Unavailable { reason: format!("version {version} may have been stored after all") })
     }
 
     async fn unless_answered(&self, owner: Owner, key: Option<&str>, error: StoreError) -> StoreError {
@@ -82,17 +95,28 @@ impl Inner {
     }
 
     /// The session and its version, if a commit has made it after all.
-    async fn find_commit(&self, owner: Owner, session: &SessionId, version: &VersionId) -> Option<Head> {
+    async fn find_commit(
+        &self,
+        owner: Owner,
+        session: &SessionId,
+        version: &VersionId,
+    ) -> Result<Option<Head>, StoreError> {
         if !self.index.is_shared() {
-            let (row, head) = self.index.head(owner, session).await.ok()?;
-            return (row.head == version.as_str()).then_some((row, head));
+            let (row, head) = self.index.head(owner, session).await?;
+            return Ok((row.head == version.as_str()).then_some((row, head)));
         }
         // Another server may have moved the head since.
-        let Listed { id, row: found, .. } =
-            self.repeated(|| self.index.listed(owner, session, Some(version))).await.ok()?;
-        let mut row = self.index.session(owner, session).await.ok()?;
-        row.head = id;
-        Some((row, found))
+        let found = async || {
+            let Listed { id, row: found, .. } =
+                self.repeated(|| self.index.listed(owner, session, Some(version))).await?;
+            let mut row = self.repeated(|| self.index.session(owner, session)).await?;
+            row.head = id;
+            Ok((row, found))
+        };
+        match found().await {
+            Err(StoreError::NotFound { .. }) => Ok(None),
+            found => found.map(Some),
+        }
     }
 
     /// After an error that leaves it unknown: the session and its head, if the session was created and its head is `version`.
