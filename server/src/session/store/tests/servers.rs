@@ -125,3 +125,34 @@ fn what_is_created_while_the_answer_is_lost_is_found() {
         assert_eq!(one.inner.find_created(ANN, &session.id, None, &StoreError::Answered).await, None);
     });
 }
+
+/// An attempt of the commit may still be on its way to the index when the client hears that the turn is refused.
+#[test]
+fn a_turn_that_was_refused_is_not_stored_later() {
+    crate::sync::block_on(async {
+        let Servers { stores: [one, two], indexes, .. } = Servers::start().await;
+        let session = one.create(ANN, new_session()).await.expect("a session");
+        let (id, first, version) = (session.id, session.head.id, VersionId::new());
+        let paused = one.begin(ANN, &id, None, Duration::ZERO).await.expect("the session");
+        indexes[0].steal(&id);
+        commit(two.begin(ANN, &id, None, LONG).await.expect("the session"), 2).await.expect("the turn ends");
+        let refused = paused.commit(snapshot(1), TurnNote::default(), None, version.clone()).await;
+        assert!(matches!(refused, Err(StoreError::Conflict { .. })), "{refused:?}");
+        two.rewind(ANN, &id, &first, None, LONG).await.expect("the first version is kept");
+        let row = VersionRow { parent: Some(first.to_string()), ..empty_version() };
+        let late = Commit {
+            owner: ANN,
+            session: id.clone(),
+            expected: first.clone(),
+            version: NewVersion { id: version, row, text: None, reserved: Vec::new() },
+            forks: Vec::new(),
+            max_sessions: 9,
+            bounds: one.inner.bounds(),
+            now: now(),
+            receipt: None,
+        };
+        let late = one.inner.index.commit(late).await;
+        assert!(matches!(late, Err(StoreError::Unavailable { .. })), "{late:?}");
+        assert_eq!(one.get(ANN, &id).await.expect("the session").head.id, first);
+    });
+}
