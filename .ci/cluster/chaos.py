@@ -251,6 +251,23 @@ class Client:
             raise Violation(f"{operation.kind} {operation.id}: {str(found)[:500]}")
 
 
+class Stateless:
+    """Sends completions without sessions, which need neither PostgreSQL nor the S3 server."""
+
+    def __init__(self, number: int, url: str, record: Record, think: float):
+        self.dice, self.record, self.think = random.Random(number), record, think
+        self.api = Api(url, f"stateless{number}", record, self.dice)
+
+    async def run(self, end: float) -> None:
+        while time.monotonic() < end:
+            await asyncio.sleep(self.dice.expovariate(1 / self.think))
+            body = {"prompt": "Once upon a time", "max_tokens": 8, "ignore_eos": True}
+            answer = await self.api.send("stateless", "POST", "/v1/completions", body)
+            if answer.status != 200:
+                self.record.violation(f"a completion without a session: {answer}")
+            self.record.counts["completions without sessions"] += 1
+
+
 class Faults:
     """Two things happen at the same time: something to one replica after another, and something to what they share."""
 
@@ -384,7 +401,8 @@ async def main() -> None:
         began = time.monotonic()
         end = began + 60 * options.minutes
         clients = [Client(n, there.url, record, options.seed, options.think) for n in range(options.clients)]
-        running = asyncio.gather(*(client.run(end) for client in clients))
+        stateless = [Stateless(n, there.url, record, options.think) for n in range(3)]
+        running = asyncio.gather(*(client.run(end) for client in [*clients, *stateless]))
         if not options.calm:
             await Faults(there, record, options.seed).run(end)
         await asyncio.sleep(max(0.0, end - time.monotonic()))
@@ -393,8 +411,12 @@ async def main() -> None:
         healed, disturbed = time.monotonic(), len(record.failures)
         await asyncio.gather(*(client.last_turns() for client in clients))
         await verified(options, clients, record, there)
-        for client in clients:
+        for client in [*clients, *stateless]:
             await client.api.close()
+        if there.postgres:
+            print(f"tidegate sessions verify: {await there.verify()}")
+        if any("stateless: 503 store_unavailable" in reason for _, reason in record.failures):
+            record.violation("completions without sessions failed with the store")
         await there.stop()
         for log in there.leaks():
             record.violation(f"a secret is in {log}")

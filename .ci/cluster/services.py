@@ -24,6 +24,7 @@ import aiohttp
 BUCKET, FOLDER = "tidegate-ci", "cluster"
 # It must not appear in any log.
 SECRET = "chaos-and-order"
+STORE = ["--store", f"s3://{BUCKET}/{FOLDER}"]
 HOST = "127.0.0.1"
 PATIENCE_S = 120
 # For requests of our own to the S3 server, which reads the signature of none.
@@ -237,9 +238,9 @@ class Cluster:
     def __init__(self, folder: pathlib.Path, program: str, replicas: int, embedded: bool, flags: list[str]):
         # PostgreSQL does not run as root.
         user = "postgres" if os.getuid() == 0 else None
-        self.folder = folder
+        self.folder, self.program = folder, program
         self.postgres = None if embedded else Postgres(folder, user)
-        s3_port = free_port()
+        self.s3_port = s3_port = free_port()
         # moto answers with HTTP/1.0 otherwise, and every request needs a new connection.
         serve = "import sys, werkzeug.serving as w; w.WSGIRequestHandler.protocol_version = 'HTTP/1.1'; " \
             "from moto.server import main; main(sys.argv[1:])"
@@ -251,15 +252,31 @@ class Cluster:
             index = []
             if self.postgres:
                 gates["index"] = Gate(self.postgres.port)
-                index = ["--index", f"postgres://tidegate:{SECRET}@{HOST}:{gates['index'].port}/postgres"]
-            aws = {
-                "AWS_ENDPOINT": f"http://{HOST}:{gates['store'].port}", "AWS_ALLOW_HTTP": "true", "AWS_REGION": "us-east-1",
-                "AWS_ACCESS_KEY_ID": "ci", "AWS_SECRET_ACCESS_KEY": SECRET,
-            }
-            store = ["--store", f"s3://{BUCKET}/{FOLDER}"]
-            self.replicas.append(Replica(f"replica{number}", folder, program, [*index, *store, *flags], gates, **aws))
+                index = self.index(gates["index"].port)
+            aws = self.aws(gates["store"].port)
+            self.replicas.append(Replica(f"replica{number}", folder, program, [*index, *STORE, *flags], gates, **aws))
         self.proxy = Proxy(folder, self.replicas)
         self.url = self.proxy.url
+
+    @staticmethod
+    def index(port: int) -> list[str]:
+        return ["--index", f"postgres://tidegate:{SECRET}@{HOST}:{port}/postgres"]
+
+    @staticmethod
+    def aws(port: int) -> dict[str, str]:
+        return {
+            "AWS_ENDPOINT": f"http://{HOST}:{port}", "AWS_ALLOW_HTTP": "true", "AWS_REGION": "us-east-1",
+            "AWS_ACCESS_KEY_ID": "ci", "AWS_SECRET_ACCESS_KEY": SECRET,
+        }
+
+    async def verify(self) -> str:
+        """Lets the program compare index and snapshots, while the replicas run."""
+        verify = Child("verify", self.folder, [self.program, "sessions", "verify", *self.index(self.postgres.port), *STORE],
+                       **self.aws(self.s3_port))
+        verify.start()
+        if await verify.ended() != 0:
+            raise Failed(f"`tidegate sessions verify`:\n{verify.last_lines()}")
+        return verify.last_lines(1)
 
     async def start(self) -> None:
         for child in (self.postgres, self.s3):
