@@ -72,7 +72,12 @@ pub(super) async fn forget(state: &AppState, owner: Owner, id: &str) -> Result<(
 
 /// The store that has the record of a stream, and the record.
 async fn find(state: &AppState, owner: Owner, id: &str) -> Result<(Store, Vec<u8>), ApiError> {
-    for store in state.stores().into_iter().filter(|store| store.is_shared() && Streams::is_id(id)) {
+    let stores = state.stores();
+    if stores.is_empty() {
+        // A server that has just started knows no stream yet, and must not say that there is none.
+        state.ready()?;
+    }
+    for store in stores.into_iter().filter(|store| store.is_shared() && Streams::is_id(id)) {
         match store.stream(owner, id).await {
             Ok(record) => return Ok((store, record)),
             Err(StoreError::NotFound { .. }) => {}
