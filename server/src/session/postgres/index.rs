@@ -287,6 +287,7 @@ impl Index for PostgresIndex {
         }
         self.database.health.close();
         self.database.connections.close();
+        self.database.own.close();
         Ok(())
     }
 }
