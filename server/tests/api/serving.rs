@@ -97,6 +97,7 @@ async fn before_the_model_is_loaded_the_server_is_alive_but_not_ready() {
         empty(Request::post("/v1/sessions")),
         empty(Request::delete(format!("/v1/sessions/ses_{id}"))),
         get(&format!("/v1/responses/resp_{id}")),
+        get(&format!("/v1/streams/strm_{id}")),
     ] {
         let response = send(&state, request).await;
         assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
