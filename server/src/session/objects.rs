@@ -118,21 +118,21 @@ impl Objects {
         self.backend.run(operation, None, tried).await
     }
 
-    /// Finds out whether a remote store works: whether it can be read, and whether it can be written if it has failed.
+    /// Finds out whether a remote store works: whether it can be read and, if it cannot or has failed, whether it can be written.
     pub(crate) async fn probe(&self) -> Result<(), StoreError> {
         let path = Path::from(PROBE);
         let failed = |error| failed("it cannot be used", &error);
-        if self.backend.check().is_err() {
-            let write = async { self.store.put(&path, PROBE.into()).await.map(drop).map_err(failed) };
-            self.backend.run(PUT, Some(ATTEMPT), write).await?;
-        }
         let read = async {
             match self.store.head(&path).await {
                 Ok(_) | Err(object_store::Error::NotFound { .. }) => Ok(()),
                 Err(error) => Err(failed(error)),
             }
         };
-        self.backend.run("get", Some(ATTEMPT), read).await
+        if self.backend.check().is_ok() && self.backend.run("get", Some(ATTEMPT), read).await.is_ok() {
+            return Ok(());
+        }
+        let write = async { self.store.put(&path, PROBE.into()).await.map(drop).map_err(failed) };
+        self.backend.run(PUT, Some(ATTEMPT), write).await
     }
 
     /// Stores objects as files in `folder`. With `sync`, a write returns once it is on disk.

@@ -115,7 +115,7 @@ const FOREIGN: [(&str, &[&str], &str); 9] = [
     ("server/src/engine", &["axum", "serde", "serde_json"], "the engine knows no wire type"),
     (
         "server/src/session/index",
-        &["redb", "crate::session::embedded", "crate::session::store"],
+        &["redb", "crate::session::embedded", "crate::session::postgres", "crate::session::store"],
         "the interface knows neither who implements it nor who uses it",
     ),
     ("server/src/session/store", &["redb"], "the store knows no database"),

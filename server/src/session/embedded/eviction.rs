@@ -11,8 +11,8 @@ use super::error::IndexError;
 use super::tables::{Access, Tables, damaged_row};
 use super::transaction::Write;
 use crate::session::id::{Owner, ResponseId};
-use crate::session::index::Victims;
-use crate::session::index::{ResponseRow, SessionRow};
+use crate::session::index::branches::drop_version;
+use crate::session::index::{ResponseRow, SessionRow, Transaction, Victims};
 
 /// Added to the expiry of responses, so that they rank after all sessions.
 const RESPONSES: u64 = 1 << 63;
@@ -281,8 +281,8 @@ impl Write<'_> {
             let old: SessionRow =
                 self.tables.session(name)?.ok_or_else(|| damaged_row(format!("session {name} has no row")))?;
             let mut row = old.clone();
-            self.drop_version(name, &mut row, *position, lineage)?;
-            self.put_session(name, Some(&old), &row)?;
+            drop_version(self, name, &mut row, *position, lineage)?;
+            self.put_session(name, Some(&old), Some(&row))?;
         }
         Ok(())
     }

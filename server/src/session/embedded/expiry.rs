@@ -8,9 +8,8 @@ use super::error::IndexError;
 use super::eviction::response_rank;
 use super::tables::{Access, Tables, damaged_row};
 use super::transaction::Write;
-use crate::session::error::StoreError;
 use crate::session::id::Owner;
-use crate::session::index::{NewReceipt, ResponseRow, receipt_bytes};
+use crate::session::index::{NewReceipt, ResponseRow, Transaction, receipt_bytes};
 
 /// Prefix of a receipt's name in the order of expiry.
 const RECEIPT: &str = "key_";
@@ -53,16 +52,6 @@ impl<A: Access> Tables<A> {
 }
 
 impl Write<'_> {
-    /// Refuses if the key of a receipt to store has one that has not expired.
-    pub(super) fn check_receipt<A>(&self, owner: Owner, new: Option<&NewReceipt<A>>) -> Result<(), IndexError> {
-        let Some(NewReceipt { key, now, .. }) = new else { return Ok(()) };
-        match self.tables.receipt(owner, key)? {
-            Some((ends, _)) if ends > *now => Err(StoreError::Answered.into()),
-            _ => Ok(()),
-        }
-    }
-
-    /// Stores a receipt, replacing any earlier one under the same key.
     pub(super) fn put_receipt(&mut self, owner: Owner, receipt: &NewReceipt<Vec<u8>>) -> Result<(), IndexError> {
         let NewReceipt { key, ends, answer, .. } = receipt;
         self.remove_receipt(owner, key)?;
@@ -107,7 +96,6 @@ impl Write<'_> {
         Ok(())
     }
 
-    /// Stores a response, which keeps its version. That has been added.
     pub(super) fn put_response(&mut self, id: &str, row: &ResponseRow) -> Result<(), IndexError> {
         self.point(&row.version, 1, 1)?;
         self.tables.responses.insert(id, (&row.owner.0, &*row.version, row.ends, &*row.body))?;

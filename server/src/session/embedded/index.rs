@@ -22,7 +22,7 @@ use crate::session::error::StoreError;
 use crate::session::id::{Owner, ResponseId, SessionId, VersionId};
 use crate::session::index::{
     Capacity, Commit, Create, Edit, Edited, Exempt, Fork, Forks, Head, Index, Listed, Missing, NewReceipt, NewResponse,
-    ResponseRow, Rewind, SessionRow, VersionRow, Victims,
+    ResponseRow, Rewind, SessionRow, VersionRow, Victims, operations,
 };
 
 /// Items removed in one transaction, so that others do not wait long for it.
@@ -156,19 +156,19 @@ impl Index for EmbeddedIndex {
 
     async fn may_create(&self, owner: Owner, id: Option<&SessionId>, max_sessions: usize) -> Result<(), StoreError> {
         let id = id.cloned();
-        self.writer.read(move |write| write.check_create(owner, id.as_ref(), max_sessions).map(drop)).await
+        self.writer.read(move |write| operations::check_create(write, owner, id.as_ref(), max_sessions).map(drop)).await
     }
 
     async fn create(&self, create: Create) -> Result<Head, StoreError> {
-        self.writer.run(move |write| write.create(&create)).await
+        self.writer.run(move |write| operations::create(write, &create)).await
     }
 
     async fn commit(&self, commit: Commit) -> Result<Head, StoreError> {
-        self.writer.run(move |write| write.commit(&commit)).await
+        self.writer.run(move |write| operations::commit(write, &commit)).await
     }
 
     async fn rewind(&self, rewind: Rewind) -> Result<Head, StoreError> {
-        self.writer.run(move |write| write.rewind(&rewind)).await
+        self.writer.run(move |write| operations::rewind(write, &rewind)).await
     }
 
     async fn may_fork(
@@ -180,27 +180,23 @@ impl Index for EmbeddedIndex {
     ) -> Result<(), StoreError> {
         let (session, from) = (session.clone(), from.clone());
         let check = move |write: &mut Write<'_>| {
-            write.check_fork(owner, (session.as_str(), from.as_str()), n, max_sessions).map(drop)
+            operations::check_fork(write, owner, (session.as_str(), from.as_str()), n, max_sessions).map(drop)
         };
         self.writer.read(check).await
     }
 
     async fn fork(&self, fork: Fork) -> Result<Forks, StoreError> {
-        self.writer.run(move |write| write.fork(&fork)).await
+        self.writer.run(move |write| operations::fork(write, &fork)).await
     }
 
     async fn edit(&self, owner: Owner, id: &SessionId, edit: Edit, now: u64) -> Result<Edited, StoreError> {
         let id = id.clone();
-        self.writer.run(move |write| write.edit(owner, id.as_str(), &edit, now)).await
+        self.writer.run(move |write| operations::edit(write, owner, id.as_str(), &edit, now)).await
     }
 
     async fn delete(&self, owner: Owner, id: &SessionId) -> Result<(), StoreError> {
         let id = id.clone();
-        let removed = self.run_freeing(move |write| {
-            let row = write.tables.own_session(owner, id.as_str())?;
-            write.remove_session(id.as_str(), &row)
-        });
-        removed.await
+        self.run_freeing(move |write| operations::delete(write, owner, id.as_str())).await
     }
 
     async fn record_uses(&self, uses: HashMap<SessionId, u64>) -> Result<(), StoreError> {
@@ -208,7 +204,7 @@ impl Index for EmbeddedIndex {
     }
 
     async fn put_response(&self, response: NewResponse) -> Result<(), StoreError> {
-        self.writer.run(move |write| write.store_response(&response)).await
+        self.writer.run(move |write| operations::store_response(write, &response)).await
     }
 
     async fn delete_response(&self, owner: Owner, id: &ResponseId) -> Result<(), StoreError> {

@@ -2,7 +2,6 @@
 //! of redb leaves this folder.
 
 mod ballast;
-mod branches;
 mod changes;
 mod database;
 mod error;
@@ -17,13 +16,11 @@ mod queries;
 mod queue;
 mod record;
 mod recovery;
-mod sessions;
 mod tables;
 #[cfg(test)]
 mod tests;
 mod texts;
 mod transaction;
-mod turns;
 mod writer;
 
 pub(crate) use database::OpenIndex;

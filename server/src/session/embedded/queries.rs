@@ -55,7 +55,7 @@ impl<A: Access> Tables<A> {
     pub(super) fn listed(&self, owner: Owner, session: &str, version: Option<&str>) -> Result<Listed, IndexError> {
         let head = self.own_session(owner, session)?.head;
         let id = version.map_or(head, str::to_owned);
-        let kept = self.keeps(session, &id)?.ok_or(StoreError::VERSION)?;
+        let kept = self.position(session, &id)?.map(|(_, kept)| kept).ok_or(StoreError::VERSION)?;
         Ok(Listed { row: self.require_version(&id)?, id, kept })
     }
 

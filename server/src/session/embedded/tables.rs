@@ -232,12 +232,6 @@ impl<A: Access> Tables<A> {
         self.version(id)?.ok_or_else(|| damaged_row(format!("version {id} has no row")))
     }
 
-    /// The owner's version, if its snapshot still exists.
-    pub(crate) fn kept_version(&self, owner: Owner, id: &str) -> Result<VersionRow, IndexError> {
-        let row = self.version(id)?.filter(|row| row.owner == owner && row.kept_by > 0);
-        row.ok_or(IndexError::Refused(StoreError::VERSION))
-    }
-
     /// All versions that the session lists, oldest first.
     pub(crate) fn lineage(&self, session: &str) -> Result<Vec<LineageEntry>, IndexError> {
         let mut entries = Vec::new();
@@ -251,12 +245,14 @@ impl<A: Access> Tables<A> {
         Ok(entries)
     }
 
-    /// The position of a version among those that the session keeps.
-    pub(crate) fn position(&self, session: &str, version: &str) -> Result<Option<u64>, IndexError> {
-        for entry in self.kept.range((session, 0)..=(session, u64::MAX))? {
-            let (key, found) = entry?;
-            if found.value() == version {
-                return Ok(Some(key.value().1));
+    /// The position of a version in a session's list, and whether the session keeps it.
+    pub(super) fn position(&self, session: &str, version: &str) -> Result<Option<(u64, bool)>, IndexError> {
+        for (table, kept) in [(&self.kept, true), (&self.known, false)] {
+            for entry in table.range((session, 0)..=(session, u64::MAX))? {
+                let (key, found) = entry?;
+                if found.value() == version {
+                    return Ok(Some((key.value().1, kept)));
+                }
             }
         }
         Ok(None)

@@ -1,16 +1,17 @@
 //! Changes to the index. Each function leaves rows, counts, orders and totals consistent with each other.
-//!
-//! Several requests share one transaction, so a function must check everything before it changes anything.
 
-use redb::WriteTransaction;
+use std::collections::HashMap;
+
+use redb::{ReadableTable, WriteTransaction};
 use serde::Serialize;
 
 use super::changes::{Changes, Recorder};
 use super::error::IndexError;
 use super::tables::{ReadWrite, Tables, damaged_row};
-use crate::session::error::StoreError;
-use crate::session::id::Owner;
-use crate::session::index::{Change, SessionRow, VersionRow};
+use crate::session::id::{Owner, SessionId};
+use crate::session::index::{
+    Change, LineageEntry, NewReceipt, NewVersion, ResponseRow, SessionRow, Transaction, VersionRow,
+};
 
 /// An open write transaction.
 pub(crate) struct Write<'t> {
@@ -77,13 +78,6 @@ impl<'t> Write<'t> {
         Ok(())
     }
 
-    /// The next number in the order of creation.
-    pub(crate) fn number(&mut self) -> Result<u64, IndexError> {
-        let number = self.tables.total("number")?;
-        self.tables.totals.insert("number", number + 1)?;
-        Ok(number)
-    }
-
     // ---- Versions
 
     /// Inserts a version that nothing points to yet.
@@ -92,9 +86,140 @@ impl<'t> Write<'t> {
         Ok(())
     }
 
-    /// Changes the number of holders that keep a version and that list it. A version that none keeps becomes garbage; one
-    /// that none lists is removed.
-    pub(crate) fn point(&mut self, id: &str, kept_by: i64, known_by: i64) -> Result<(), IndexError> {
+    /// Records that garbage objects are removed.
+    pub(crate) fn remove_garbage(&mut self, ids: &[String]) -> Result<(), IndexError> {
+        for id in ids {
+            let gone = self.tables.garbage.remove(&**id)?.map(|bytes| bytes.value());
+            self.add_garbage(-(gone.unwrap_or(0) as i64))?;
+        }
+        Ok(())
+    }
+
+    // ---- Sessions
+
+    /// Records last uses of sessions.
+    pub(super) fn record_uses(&mut self, uses: &HashMap<SessionId, u64>) -> Result<(), IndexError> {
+        for (id, used) in uses {
+            let old = match self.tables.session(id.as_str()) {
+                Err(IndexError::Row(reason)) => {
+                    tracing::error!(session = %id, reason, "a damaged row: the session's use is not recorded");
+                    continue;
+                }
+                found => found?,
+            };
+            if let Some(old) = old {
+                let mut row = old.clone();
+                row.used = row.used.max(*used);
+                self.put_session(id.as_str(), Some(&old), Some(&row))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Transaction for Write<'_> {
+    type Error = IndexError;
+
+    fn damaged(reason: String) -> IndexError {
+        damaged_row(reason)
+    }
+
+    // ---- Reading
+
+    fn find_session(&self, id: &str) -> Result<Option<SessionRow>, IndexError> {
+        self.tables.session(id)
+    }
+
+    fn find_version(&self, id: &str) -> Result<Option<VersionRow>, IndexError> {
+        self.tables.version(id)
+    }
+
+    fn count_sessions(&self, owner: Owner) -> Result<u64, IndexError> {
+        Ok(self.tables.owner(owner)?.1)
+    }
+
+    fn lineage(&self, session: &str) -> Result<Vec<LineageEntry>, IndexError> {
+        self.tables.lineage(session)
+    }
+
+    fn oldest(&self, session: &str, kept: bool, limit: usize) -> Result<Vec<(u64, String)>, IndexError> {
+        let table = if kept { &self.tables.kept } else { &self.tables.known };
+        let entries = table.range((session, 0)..=(session, u64::MAX))?.take(limit);
+        let found = entries.map(|entry| entry.map(|(key, version)| (key.value().1, version.value().to_owned())));
+        Ok(found.collect::<Result<_, _>>()?)
+    }
+
+    fn position(&self, session: &str, version: &str) -> Result<Option<(u64, bool)>, IndexError> {
+        self.tables.position(session, version)
+    }
+
+    fn receipt_ends(&self, owner: Owner, key: &str) -> Result<Option<u64>, IndexError> {
+        Ok(self.tables.receipt(owner, key)?.map(|(ends, _)| ends))
+    }
+
+    // ---- Changing
+
+    fn number(&mut self) -> Result<u64, IndexError> {
+        let number = self.tables.total("number")?;
+        self.tables.totals.insert("number", number + 1)?;
+        Ok(number)
+    }
+
+    /// Changes its places in the orders as well.
+    fn put_session(&mut self, id: &str, old: Option<&SessionRow>, new: Option<&SessionRow>) -> Result<(), IndexError> {
+        if let Some(old) = old {
+            if let Some(ends) = old.ends(0) {
+                self.tables.ends.remove((ends, id))?;
+            }
+            self.remove_session_droppable(id, old)?;
+        }
+        if let Some(new) = new {
+            if let Some(ends) = new.ends(0) {
+                self.tables.ends.insert((ends, id), ())?;
+            }
+            self.add_session_droppable(id, new)?;
+            self.tables.sessions.insert(id, &*bytes(new)?)?;
+        }
+        match (old, new) {
+            (None, Some(new)) => {
+                self.tables.created.insert((&new.owner.0, new.number), id)?;
+                self.add_sessions(new.owner, 1)
+            }
+            (Some(old), None) => {
+                self.tables.sessions.remove(id)?;
+                self.tables.created.remove((&old.owner.0, old.number))?;
+                self.add_sessions(old.owner, -1)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn put_entry(&mut self, session: &str, position: u64, version: &str, kept: bool) -> Result<(), IndexError> {
+        let table = if kept { &mut self.tables.kept } else { &mut self.tables.known };
+        table.insert((session, position), version)?;
+        Ok(())
+    }
+
+    fn remove_entry(&mut self, session: &str, position: u64, kept: bool) -> Result<Option<String>, IndexError> {
+        let table = if kept { &mut self.tables.kept } else { &mut self.tables.known };
+        Ok(table.remove((session, position))?.map(|version| version.value().to_owned()))
+    }
+
+    fn add_new(&mut self, version: &NewVersion) -> Result<(), IndexError> {
+        let NewVersion { id, row, text, reserved } = version;
+        self.add_version(id.as_str(), row)?;
+        if let Some(text) = text {
+            self.add_text(row.owner, id.as_str(), row.parent.as_deref(), text)?;
+        }
+        self.change.fulfilled.extend(reserved.iter().cloned());
+        Ok(())
+    }
+
+    fn put_version(&mut self, id: &str, row: &VersionRow) -> Result<(), IndexError> {
+        self.add_version(id, row)
+    }
+
+    fn point(&mut self, id: &str, kept_by: i64, known_by: i64) -> Result<(), IndexError> {
         let mut row = self.tables.require_version(id)?;
         let (owner, size) = (row.owner, row.bytes as i64);
         let was_kept = row.kept_by > 0;
@@ -121,80 +246,11 @@ impl<'t> Write<'t> {
         Ok(())
     }
 
-    /// Records that garbage objects are removed.
-    pub(crate) fn remove_garbage(&mut self, ids: &[String]) -> Result<(), IndexError> {
-        for id in ids {
-            let gone = self.tables.garbage.remove(&**id)?.map(|bytes| bytes.value());
-            self.add_garbage(-(gone.unwrap_or(0) as i64))?;
-        }
-        Ok(())
+    fn put_response(&mut self, id: &str, row: &ResponseRow) -> Result<(), IndexError> {
+        Write::put_response(self, id, row)
     }
 
-    // ---- Sessions
-
-    /// Writes a session's row and its places in the orders. `old` is the existing row.
-    pub(crate) fn put_session(
-        &mut self,
-        id: &str,
-        old: Option<&SessionRow>,
-        new: &SessionRow,
-    ) -> Result<(), IndexError> {
-        if let Some(old) = old {
-            self.remove_order(id, old)?;
-        }
-        if let Some(ends) = new.ends(0) {
-            self.tables.ends.insert((ends, id), ())?;
-        }
-        self.add_session_droppable(id, new)?;
-        self.tables.sessions.insert(id, &*bytes(new)?)?;
-        Ok(())
-    }
-
-    fn remove_order(&mut self, id: &str, row: &SessionRow) -> Result<(), IndexError> {
-        if let Some(ends) = row.ends(0) {
-            self.tables.ends.remove((ends, id))?;
-        }
-        self.remove_session_droppable(id, row)
-    }
-
-    /// Refuses if `more` sessions would exceed the owner's quota.
-    pub(crate) fn check_session_quota(&self, owner: Owner, more: usize, bound: usize) -> Result<(), IndexError> {
-        let found = self.tables.owner(owner)?.1 + more as u64;
-        let quota = || StoreError::Quota { quota: "sessions", bound: bound as u64, found };
-        if found > bound as u64 { Err(IndexError::Refused(quota())) } else { Ok(()) }
-    }
-
-    /// Inserts a session with these versions, oldest first; the flag says whether it keeps the snapshot. `row` names the
-    /// head.
-    pub(crate) fn add_session(
-        &mut self,
-        id: &str,
-        mut row: SessionRow,
-        versions: &[(&str, bool)],
-    ) -> Result<SessionRow, IndexError> {
-        row.number = self.number()?;
-        for (position, (version, kept)) in (0..).zip(versions) {
-            let table = if *kept { &mut self.tables.kept } else { &mut self.tables.known };
-            table.insert((id, position), *version)?;
-        }
-        row.next = versions.len() as u64;
-        row.kept = versions.iter().filter(|(_, kept)| *kept).count() as u64;
-        row.known = row.next - row.kept;
-        self.tables.created.insert((&row.owner.0, row.number), id)?;
-        self.add_sessions(row.owner, 1)?;
-        self.put_session(id, None, &row)?;
-        Ok(row)
-    }
-
-    pub(crate) fn remove_session(&mut self, id: &str, row: &SessionRow) -> Result<(), IndexError> {
-        for entry in self.tables.lineage(id)? {
-            let table = if entry.kept { &mut self.tables.kept } else { &mut self.tables.known };
-            table.remove((id, entry.position))?;
-            self.point(&entry.version, -i64::from(entry.kept), -1)?;
-        }
-        self.remove_order(id, row)?;
-        self.tables.created.remove((&row.owner.0, row.number))?;
-        self.tables.sessions.remove(id)?;
-        self.add_sessions(row.owner, -1)
+    fn put_receipt(&mut self, owner: Owner, receipt: &NewReceipt<Vec<u8>>) -> Result<(), IndexError> {
+        Write::put_receipt(self, owner, receipt)
     }
 }

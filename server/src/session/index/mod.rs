@@ -7,13 +7,16 @@
 //! index say; when it fails, nothing has changed, except that an index that fails while it commits may have carried out the
 //! whole request. A session of another owner is not found.
 
+pub(crate) mod branches;
 mod capacity;
 mod edit;
+pub(crate) mod operations;
 mod requests;
 mod rows;
 #[cfg(test)]
 pub(crate) mod tests;
 mod text_row;
+mod transaction;
 mod transfer;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -23,23 +26,17 @@ use std::sync::Arc;
 use async_trait::async_trait;
 
 pub(crate) use capacity::{Capacity, Change, Limits, Reservation, Shortfall, Totals, Victims};
-pub(crate) use edit::{Edit, Edited, Edits};
+pub(crate) use edit::{Edit, Edited};
 pub(crate) use requests::{
     Answer, Bounds, Commit, Create, Fork, Forks, NewReceipt, NewResponse, NewStream, NewVersion, Rewind, receipt_bytes,
 };
 pub(crate) use rows::{Head, LineageEntry, Listed, ResponseRow, SessionRow, StreamRow, VersionRow};
 pub(crate) use text_row::{DamagedText, EncodedText, TextRow, most_bytes, text_bytes};
+pub(crate) use transaction::Transaction;
 pub(crate) use transfer::{Transfer, text_chains};
 
 use super::error::StoreError;
 use super::id::{Owner, ResponseId, SessionId, VersionId};
-
-/// Most versions that moving a session's head to one adds to the session, because other requests wait for the transaction. Few
-/// in the tests of the index, so that they reach it, as for [`MAX_FORK_ROWS`].
-pub(crate) const MAX_ADOPTED: usize = if cfg!(test) { 2 } else { 10_000 };
-
-/// Most rows that one fork request may write, because other requests wait for its transaction.
-pub(crate) const MAX_FORK_ROWS: usize = if cfg!(test) { 6 } else { 20_000 };
 
 /// Says of names (of sessions, responses or receipts) whether they must not expire whatever the index says: sessions in use,
 /// and those whose last use is not in the index yet.

@@ -10,6 +10,13 @@ use crate::session::error::StoreError;
 use crate::session::id::{Owner, ResponseId, SessionId, VersionId};
 use crate::session::patch::Metadata;
 
+/// Most versions that moving a session's head to one adds to the session, because other requests wait for the transaction. Few
+/// in the tests of the index, so that they reach it, as for [`MAX_FORK_ROWS`].
+pub(crate) const MAX_ADOPTED: usize = if cfg!(test) { 2 } else { 10_000 };
+
+/// Most rows that one fork request may write, because other requests wait for its transaction.
+pub(crate) const MAX_FORK_ROWS: usize = if cfg!(test) { 6 } else { 20_000 };
+
 /// How many versions a session keeps and lists.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bounds {
@@ -17,6 +24,13 @@ pub(crate) struct Bounds {
     pub(crate) keep: usize,
     /// Versions whose snapshots are gone.
     pub(crate) lineage: usize,
+}
+
+impl Bounds {
+    /// Most ancestors that a session adopts with a version.
+    pub(crate) fn most_adopted(self) -> usize {
+        self.keep.saturating_add(self.lineage).min(MAX_ADOPTED)
+    }
 }
 
 /// A version to add. Its object is written.

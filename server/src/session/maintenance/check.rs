@@ -12,6 +12,7 @@ use crate::session::disk::SystemDisk;
 use crate::session::embedded::{Listing, OpenIndex, Place, Writer, inspect};
 use crate::session::error::StoreError;
 use crate::session::format::check_digest;
+use crate::session::index::Transaction;
 
 /// Texts removed in one transaction.
 const BATCH: usize = 500;
@@ -151,7 +152,7 @@ pub async fn repair(folder: &Path) -> Result<Report, StoreError> {
             if let Some(old) = write.tables.session(&name)? {
                 let mut row = old.clone();
                 row.head.clone_from(&head);
-                write.put_session(&name, Some(&old), &row)?;
+                write.put_session(&name, Some(&old), Some(&row))?;
             }
             Ok(())
         });

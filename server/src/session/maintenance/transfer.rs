@@ -11,7 +11,7 @@ use crate::session::disk::{Disk, write};
 use crate::session::embedded::{IndexError, OpenIndex, Place, Write, Writer, inspect};
 use crate::session::error::StoreError;
 use crate::session::id::SessionId;
-use crate::session::index::{Listed, SessionRow, Transfer, VersionRow, text_chains};
+use crate::session::index::{Listed, SessionRow, Transaction, Transfer, VersionRow, text_chains};
 
 /// Most sessions that are imported in one transaction.
 const BATCH: usize = 256;
@@ -175,7 +175,7 @@ fn add(write: &mut Write<'_>, session: &Transfer) -> Result<Result<(), String>, 
             write.remove_garbage(std::slice::from_ref(id))?;
         }
     }
-    let listed: Vec<(&str, bool)> = versions.iter().map(|version| (&*version.id, version.kept)).collect();
+    let listed: Vec<_> = versions.iter().map(|version| (version.id.clone(), version.kept)).collect();
     write.add_session(id.as_str(), session.row.clone(), &listed)?;
     for (version, row) in texts {
         if let Err(reason) = write.import_text(*owner, version, row, added.contains(version.as_str()))? {

@@ -48,7 +48,11 @@ impl Drop for Tasks {
 async fn heartbeat(database: Arc<Database>) {
     loop {
         sleep(database.ttl / 3).await;
-        if let Err(error) = database.seen().await {
+        let beat = async {
+            database.seen().await?;
+            database.release_late().await
+        };
+        if let Err(error) = beat.await {
             tracing::debug!(%error, "other servers cannot see that this one is alive");
         }
     }
@@ -57,8 +61,10 @@ async fn heartbeat(database: Arc<Database>) {
 async fn read_totals(database: Arc<Database>, every: Duration) {
     let mut took = Duration::ZERO;
     loop {
+        let pause = took * SHARE;
+        sleep(pause).await;
         tokio::select! {
-            () = sleep(every.max(took * SHARE)) => {}
+            () = sleep(every.saturating_sub(pause)) => {}
             () = database.stale.notified() => {}
         }
         let began = Instant::now();
@@ -74,8 +80,7 @@ async fn try_again(database: Arc<Database>) {
         database.health.failed.notified().await;
         let mut pause = PAUSES[0];
         while database.health.failure().is_some() {
-            let answer =
-                database.unchecked(async { database.connections.get().await?.run(&[step!("SELECT 1")]).await });
+            let answer = database.unchecked(async { database.own.get().await?.run(&[step!("SELECT 1")]).await });
             if answer.await.is_ok() {
                 database.health.recover();
                 break;

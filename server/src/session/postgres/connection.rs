@@ -13,8 +13,9 @@ use tokio_postgres::{Error, Row};
 use super::address::{CONNECT, PostgresUrl};
 use super::failure::Failure;
 
-/// Most connections of one model's index, besides the one that shows who leads.
-const CONNECTIONS: usize = 16;
+/// Most connections of one model's index for requests, and for what the server does on its own: requests must not keep it from
+/// saying that it is alive. One more shows who leads.
+pub(super) const CONNECTIONS: [usize; 2] = [14, 2];
 
 /// A statement with its parameters.
 pub(super) struct Step {
@@ -39,15 +40,16 @@ const MOST_STEPS: usize = 28;
 #[derive(Clone, Debug)]
 pub(super) struct Connections(Pool);
 
-/// A connection in use. Unless its transaction has ended, it is closed when it is dropped.
+/// A connection in use. It is closed when it is dropped before its statements are answered and its transaction has ended: what
+/// still runs would keep the next request waiting.
 pub(super) struct Connection {
     object: Option<Object>,
-    in_transaction: bool,
+    is_busy: bool,
 }
 
 impl Connections {
     /// `limit` bounds how long a statement runs, and half of it how long it waits for a lock.
-    pub(super) fn new(url: &PostgresUrl, schema: &str, limit: Duration) -> Result<Self, String> {
+    pub(super) fn new(url: &PostgresUrl, schema: &str, limit: Duration, most: usize) -> Result<Self, String> {
         let manager = ManagerConfig { recycling_method: RecyclingMethod::Fast };
         let manager = Manager::from_config(url.config.clone(), url.tls.clone(), manager);
         let (statement, lock) = (limit.as_millis() * 4 / 5, limit.as_millis() / 2);
@@ -62,14 +64,14 @@ impl Connections {
             let setup = setup.clone();
             Box::pin(async move { client.batch_execute(&setup).await.map_err(HookError::Backend) })
         });
-        let pool = Pool::builder(manager).max_size(CONNECTIONS).runtime(Runtime::Tokio1).post_create(prepare);
+        let pool = Pool::builder(manager).max_size(most).runtime(Runtime::Tokio1).post_create(prepare);
         let wait = Some(CONNECT.min(limit));
         let timeouts = Timeouts { wait, create: wait, recycle: wait };
         Ok(Self(pool.timeouts(timeouts).build().map_err(|error| error.to_string())?))
     }
 
     pub(super) async fn get(&self) -> Result<Connection, Failure> {
-        Ok(Connection { object: Some(self.0.get().await?), in_transaction: false })
+        Ok(Connection { object: Some(self.0.get().await?), is_busy: false })
     }
 
     /// A connection that does not belong to these any more.
@@ -85,34 +87,37 @@ impl Connections {
 impl Connection {
     /// Sends the statements together, and returns the rows of each.
     pub(super) async fn run(&mut self, steps: &[Step]) -> Result<Vec<Vec<Row>>, Failure> {
-        self.send(None, steps, None).await
+        self.is_busy = true;
+        let rows = self.send(None, steps, None).await?;
+        self.is_busy = false;
+        Ok(rows)
     }
 
     /// Begins a transaction with these statements.
     pub(super) async fn begin(&mut self, begin: &str, steps: &[Step]) -> Result<Vec<Vec<Row>>, Failure> {
-        self.in_transaction = true;
+        self.is_busy = true;
         self.send(Some(begin), steps, None).await
     }
 
     /// Ends the transaction with these statements.
     pub(super) async fn commit(&mut self, steps: &[Step]) -> Result<Vec<Vec<Row>>, Failure> {
         let rows = self.send(None, steps, Some("COMMIT")).await?;
-        self.in_transaction = false;
+        self.is_busy = false;
         Ok(rows)
     }
 
     pub(super) async fn rollback(&mut self) -> Result<(), Failure> {
         self.send(None, &[], Some("ROLLBACK")).await?;
-        self.in_transaction = false;
+        self.is_busy = false;
         Ok(())
     }
 
     /// Reads everything as of one moment.
     pub(super) async fn snapshot(&mut self, steps: &[Step]) -> Result<Vec<Vec<Row>>, Failure> {
-        self.in_transaction = true;
+        self.is_busy = true;
         let begin = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
         let rows = self.send(Some(begin), steps, Some("COMMIT")).await?;
-        self.in_transaction = false;
+        self.is_busy = false;
         Ok(rows)
     }
 
@@ -143,7 +148,7 @@ impl Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        if let Some(object) = self.object.take().filter(|_| self.in_transaction) {
+        if let Some(object) = self.object.take().filter(|_| self.is_busy) {
             drop(Client::take(object));
         }
     }

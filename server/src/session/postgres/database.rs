@@ -1,8 +1,9 @@
 //! Transactions: what all requests share.
 
+use std::collections::HashSet;
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex as StdMutex};
 use std::time::Duration;
 
 use rand::Rng as _;
@@ -37,6 +38,8 @@ const LANES: usize = 256;
 /// A database, and what this server knows of it.
 pub(super) struct Database {
     pub(super) connections: Connections,
+    /// For what the server does on its own.
+    pub(super) own: Connections,
     pub(super) health: Health,
     pub(super) ledger: Ledger,
     pub(super) limits: Limits,
@@ -52,6 +55,8 @@ pub(super) struct Database {
     pub(super) freed: Freed,
     /// Wakes the task that reads the totals.
     pub(super) stale: Notify,
+    /// Sessions whose leases are to be given back once the database can be reached.
+    pub(super) unreleased: StdMutex<HashSet<String>>,
     /// The writes of one owner wait here for each other, and not in the database, where each would take a connection.
     lanes: Vec<Mutex<()>>,
 }
@@ -59,12 +64,18 @@ pub(super) struct Database {
 /// What a database is opened with.
 pub(super) struct Parts {
     pub(super) connections: Connections,
+    pub(super) own: Connections,
     pub(super) limits: Limits,
     pub(super) limit: Duration,
     pub(super) ttl: Duration,
     pub(super) server: String,
     pub(super) schema: String,
     pub(super) freed: Freed,
+}
+
+/// Whether this server may believe that there is more space than the others have left.
+fn is_about_space(error: &StoreError) -> bool {
+    matches!(error, StoreError::Quota { quota, .. } if *quota != "sessions") || matches!(error, StoreError::Full { .. })
 }
 
 async fn pause(attempt: u32, reason: &str) {
@@ -81,9 +92,10 @@ impl fmt::Debug for Database {
 
 impl Database {
     pub(super) fn new(parts: Parts) -> Self {
-        let Parts { connections, limits, limit, ttl, server, schema, freed } = parts;
+        let Parts { connections, own, limits, limit, ttl, server, schema, freed } = parts;
         Self {
             connections,
+            own,
             health: Health::default(),
             ledger: Ledger::default(),
             limits,
@@ -94,6 +106,7 @@ impl Database {
             transactions: AtomicU64::new(0),
             freed,
             stale: Notify::new(),
+            unreleased: StdMutex::default(),
             lanes: (0..LANES).map(|_| Mutex::default()).collect(),
         }
     }
@@ -107,6 +120,12 @@ impl Database {
         self.unchecked(work).await.map_err(|failure| self.health.note(failure))
     }
 
+    /// A connection for a request. The wait for one says nothing of the database, and is bounded by itself.
+    async fn connection(&self) -> Result<Connection, StoreError> {
+        self.health.check()?;
+        self.connections.get().await.map_err(|failure| self.health.note(failure))
+    }
+
     pub(super) async fn unchecked<T>(
         &self,
         work: impl Future<Output = Result<T, Failure>> + Send,
@@ -117,7 +136,8 @@ impl Database {
 
     /// Runs statements, each a transaction.
     pub(super) async fn run(&self, steps: &[Step]) -> Result<Vec<Vec<Row>>, StoreError> {
-        self.bounded(async { self.connections.get().await?.run(steps).await }).await
+        let mut connection = self.connection().await?;
+        self.bounded(connection.run(steps)).await
     }
 
     /// Runs one statement.
@@ -127,7 +147,8 @@ impl Database {
 
     /// Runs statements that read as of one moment.
     pub(super) async fn snapshot(&self, steps: &[Step]) -> Result<Vec<Vec<Row>>, StoreError> {
-        self.bounded(async { self.connections.get().await?.snapshot(steps).await }).await
+        let mut connection = self.connection().await?;
+        self.bounded(connection.snapshot(steps)).await
     }
 
     /// Runs one statement that others may be in the way of.
@@ -135,9 +156,8 @@ impl Database {
         let mut attempt = 0;
         loop {
             attempt += 1;
-            self.health.check()?;
-            let steps = std::slice::from_ref(&step);
-            match self.unchecked(async { self.connections.get().await?.run(steps).await }).await {
+            let mut connection = self.connection().await?;
+            match self.unchecked(connection.run(std::slice::from_ref(&step))).await {
                 Err(Failure::Conflict(reason)) if attempt < ATTEMPTS => pause(attempt, &reason).await,
                 Err(failure) => return Err(self.health.note(failure)),
                 Ok(mut rows) => return Ok(rows.swap_remove(0)),
@@ -185,15 +205,14 @@ impl Database {
         work: &(impl Fn(&mut Work) -> Result<T, StoreError> + Send + Sync),
     ) -> Result<T, Failure> {
         self.health.check()?;
+        let mut connection = self.connections.get().await?;
         self.unchecked(async {
-            let mut connection = self.connections.get().await?;
             let mut found = self.begin(&mut connection, owner, reads).await?;
             let (done, writes) = match work(&mut found).and_then(|done| Ok((done, found.finish(self.limits)?))) {
                 Ok(done) => done,
                 Err(error) => {
                     connection.rollback().await?;
-                    if matches!(error, StoreError::Quota { .. } | StoreError::Full { .. }) {
-                        // This server may believe that there is more space than the others have left.
+                    if is_about_space(&error) {
                         self.stale.notify_one();
                     }
                     return Err(error.into());

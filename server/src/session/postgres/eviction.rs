@@ -11,7 +11,8 @@ use super::rows::{column, get, json, number, owner_column};
 use super::work::Work;
 use crate::session::error::StoreError;
 use crate::session::id::Owner;
-use crate::session::index::Victims;
+use crate::session::index::branches::drop_version;
+use crate::session::index::{Transaction, Victims};
 
 /// Sessions or responses in one page: few in the tests, so that they need several.
 const PAGE: usize = if cfg!(test) { 2 } else { 64 };
@@ -214,13 +215,14 @@ impl Work {
                 }
                 continue;
             }
-            let (Ok(mut row), Some((version, true))) = (self.own_session(name), self.list(name).get(position).cloned())
+            let (Ok(old), Some((version, true))) = (self.own_session(self.owner, name), self.list(name).get(position))
             else {
                 continue;
             };
-            if version != row.head && (*class == Class::Tagged || !row.tagged_versions().contains(&*version)) {
-                self.drop_version(name, &mut row, *position, lineage)?;
-                self.put_session(name, Some(row));
+            if *version != old.head && (*class == Class::Tagged || !old.tagged_versions().contains(&**version)) {
+                let mut row = old.clone();
+                drop_version(self, name, &mut row, *position, lineage)?;
+                self.put_session(name, Some(&old), Some(&row))?;
                 evicted += 1;
             }
         }

@@ -9,7 +9,7 @@ use super::rows::{column, get, number, owner};
 use super::work::Work;
 use crate::session::error::StoreError;
 use crate::session::id::Owner;
-use crate::session::index::Exempt;
+use crate::session::index::{Exempt, Transaction};
 
 /// Items in one page: few in the tests, so that they need several.
 const PAGE: usize = if cfg!(test) { 2 } else { 500 };
@@ -164,9 +164,9 @@ impl Work {
         let mut removed = 0;
         let sessions: Vec<String> = self.sessions.keys().cloned().collect();
         for id in sessions {
-            let ends = self.own_session(&id).ok().and_then(|row| row.ends(0));
-            if ends.is_some_and(|ends| ends <= now) && !self.leased.contains(&id) {
-                self.remove_session(&id)?;
+            let Ok(row) = self.own_session(self.owner, &id) else { continue };
+            if row.ends(0).is_some_and(|ends| ends <= now) && !self.leased.contains(&id) {
+                self.remove_session(&id, &row)?;
                 removed += 1;
             }
         }

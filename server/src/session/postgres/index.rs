@@ -14,8 +14,8 @@ use super::servers::Leader;
 use crate::session::error::StoreError;
 use crate::session::id::{Owner, ResponseId, SessionId, VersionId};
 use crate::session::index::{
-    Capacity, Commit, Create, Edit, Edited, Exempt, Fork, Forks, Head, Index, Listed, MAX_ADOPTED, Missing, NewReceipt,
-    NewResponse, NewStream, NewVersion, ResponseRow, Rewind, SessionRow, StreamRow, VersionRow, Victims,
+    Capacity, Commit, Create, Edit, Edited, Exempt, Fork, Forks, Head, Index, Listed, Missing, NewReceipt, NewResponse,
+    NewStream, NewVersion, ResponseRow, Rewind, SessionRow, StreamRow, Transaction, VersionRow, Victims, operations,
 };
 
 /// An index that several servers share.
@@ -94,7 +94,7 @@ impl Index for PostgresIndex {
     async fn may_create(&self, owner: Owner, id: Option<&SessionId>, max_sessions: usize) -> Result<(), StoreError> {
         let sessions = id.map(ToString::to_string).into_iter().collect();
         let found = self.database.read(owner, &Reads { sessions, ..Reads::default() }).await?;
-        found.check_create(id, max_sessions).map(drop)
+        operations::check_create(&found, owner, id, max_sessions).map(drop)
     }
 
     async fn create(&self, create: Create) -> Result<Head, StoreError> {
@@ -106,7 +106,7 @@ impl Index for PostgresIndex {
             receipts: key(create.receipt.as_ref()),
             ..Reads::session(create.id.as_str())
         };
-        self.database.write(create.row.owner, reads, |work| work.create(&create)).await
+        self.database.write(create.row.owner, reads, |work| operations::create(work, &create)).await
     }
 
     async fn commit(&self, commit: Commit) -> Result<Head, StoreError> {
@@ -118,17 +118,16 @@ impl Index for PostgresIndex {
             receipts: key(commit.receipt.as_ref()),
             ..Reads::session(commit.session.as_str())
         };
-        self.database.write(commit.owner, reads, |work| work.commit(&commit)).await
+        self.database.write(commit.owner, reads, |work| operations::commit(work, &commit)).await
     }
 
     async fn rewind(&self, rewind: Rewind) -> Result<Head, StoreError> {
-        let most = rewind.bounds.keep.saturating_add(rewind.bounds.lineage).min(MAX_ADOPTED);
         let reads = Reads {
             lists: Lists::All,
-            chain: Some((rewind.to.to_string(), most + 1)),
+            chain: Some((rewind.to.to_string(), rewind.bounds.most_adopted() + 1)),
             ..Reads::session(rewind.session.as_str())
         };
-        self.database.write(rewind.owner, reads, |work| work.rewind(&rewind)).await
+        self.database.write(rewind.owner, reads, |work| operations::rewind(work, &rewind)).await
     }
 
     async fn may_fork(
@@ -140,27 +139,23 @@ impl Index for PostgresIndex {
     ) -> Result<(), StoreError> {
         let reads = Reads { lists: Lists::All, ..Reads::session(session.as_str()) };
         let found = self.database.read(owner, &reads).await?;
-        found.check_fork((session.as_str(), from.as_str()), n, max_sessions).map(drop)
+        operations::check_fork(&found, owner, (session.as_str(), from.as_str()), n, max_sessions).map(drop)
     }
 
     async fn fork(&self, fork: Fork) -> Result<Forks, StoreError> {
         let reads =
             Reads { lists: Lists::All, receipts: key(fork.receipt.as_ref()), ..Reads::session(fork.session.as_str()) };
-        self.database.write(fork.owner, reads, |work| work.fork(&fork)).await
+        self.database.write(fork.owner, reads, |work| operations::fork(work, &fork)).await
     }
 
     async fn edit(&self, owner: Owner, id: &SessionId, edit: Edit, now: u64) -> Result<Edited, StoreError> {
         let reads = Reads { lists: Lists::All, ..Reads::session(id.as_str()) };
-        self.database.write(owner, reads, |work| work.edit(id.as_str(), &edit, now)).await
+        self.database.write(owner, reads, |work| operations::edit(work, owner, id.as_str(), &edit, now)).await
     }
 
     async fn delete(&self, owner: Owner, id: &SessionId) -> Result<(), StoreError> {
         let reads = Reads { lists: Lists::All, ..Reads::session(id.as_str()) };
-        let delete = self.database.write(owner, reads, |work| {
-            work.own_session(id.as_str())?;
-            work.remove_session(id.as_str())
-        });
-        delete.await
+        self.database.write(owner, reads, |work| operations::delete(work, owner, id.as_str())).await
     }
 
     async fn record_uses(&self, uses: HashMap<SessionId, u64>) -> Result<(), StoreError> {
@@ -170,7 +165,7 @@ impl Index for PostgresIndex {
     async fn put_response(&self, response: NewResponse) -> Result<(), StoreError> {
         let reads =
             Reads { texts: parents([&response.version]), receipts: key(response.receipt.as_ref()), ..Reads::default() };
-        self.database.write(response.row.owner, reads, |work| work.store_response(&response)).await
+        self.database.write(response.row.owner, reads, |work| operations::store_response(work, &response)).await
     }
 
     async fn delete_response(&self, owner: Owner, id: &ResponseId) -> Result<(), StoreError> {
@@ -180,11 +175,7 @@ impl Index for PostgresIndex {
 
     async fn put_receipt(&self, owner: Owner, receipt: NewReceipt<Vec<u8>>) -> Result<(), StoreError> {
         let reads = Reads { receipts: vec![receipt.key.clone()], ..Reads::default() };
-        let put = self.database.write(owner, reads, |work| {
-            work.put_receipt(&receipt);
-            Ok(())
-        });
-        put.await
+        self.database.write(owner, reads, |work| work.put_receipt(owner, &receipt)).await
     }
 
     fn capacity(&self) -> &Capacity {
@@ -296,6 +287,7 @@ impl Index for PostgresIndex {
         }
         self.database.health.close();
         self.database.connections.close();
+        self.database.own.close();
         Ok(())
     }
 }

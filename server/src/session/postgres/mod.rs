@@ -1,12 +1,11 @@
 //! The index in PostgreSQL, which several servers share: one schema for each model. No type of tokio-postgres leaves this
 //! folder.
 //!
-//! A transaction locks the row of its owner and reads what it needs (`reads.rs`), decides in memory (`work.rs`, `branches.rs`,
-//! `sessions.rs`), and writes what has changed (`writes.rs`): two round trips.
+//! A transaction locks the row of its owner and reads what it needs (`reads.rs`), decides in memory (`work.rs`), and
+//! writes what has changed (`writes.rs`): two round trips.
 
 mod address;
 mod background;
-mod branches;
 mod connection;
 mod database;
 mod eviction;
@@ -20,7 +19,6 @@ mod queries;
 mod reads;
 mod rows;
 mod servers;
-mod sessions;
 mod space;
 #[cfg(test)]
 pub(crate) mod tests;

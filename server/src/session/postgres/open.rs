@@ -8,7 +8,7 @@ use tokio::time::{Instant, sleep};
 
 use super::address::PostgresUrl;
 use super::background::Tasks;
-use super::connection::{Connections, step};
+use super::connection::{CONNECTIONS, Connections, step};
 use super::database::{Database, Freed, Parts};
 use super::index::PostgresIndex;
 use super::migrations::migrate;
@@ -92,10 +92,13 @@ impl PostgresIndex {
             return Err(StoreError::Database { reason: format!("{schema:?} is not the name of a schema") });
         }
         migrate(&url, &schema).await?;
-        let connections = Connections::new(&url, &schema, limit).map_err(|reason| StoreError::Database { reason })?;
+        let connect =
+            |most| Connections::new(&url, &schema, limit, most).map_err(|reason| StoreError::Database { reason });
+        let [requests, own] = CONNECTIONS;
+        let (connections, own) = (connect(requests)?, connect(own)?);
         // As random as any id.
         let server = SessionId::new().as_str().trim_start_matches("ses_").to_owned();
-        let parts = Parts { connections, limits, limit, ttl, server, schema, freed };
+        let parts = Parts { connections, own, limits, limit, ttl, server, schema, freed };
         let database = Arc::new(Database::new(parts));
         database.seen().await?;
         database.refresh().await?;

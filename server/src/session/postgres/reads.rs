@@ -202,9 +202,6 @@ impl Work {
             }
             VERSIONS | CHAIN => {
                 let (id, found) = version(row, 0)?;
-                if sql == CHAIN {
-                    self.chain.push(id.clone());
-                }
                 self.versions.insert(id, Pair { old: Some(found.clone()), new: Some(found) });
             }
             RESPONSES => {

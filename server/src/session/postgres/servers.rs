@@ -1,6 +1,9 @@
 //! The servers that share the index: which are alive, which of them works on a session, which one leads, and the streams that
 //! one can take over from another. Whether a server is alive is decided by the clock of the database alone.
 
+use std::collections::HashSet;
+use std::sync::{MutexGuard, PoisonError};
+
 use deadpool_postgres::ClientWrapper;
 use tokio::sync::Mutex;
 
@@ -19,7 +22,7 @@ const LEASE: &str = "INSERT INTO leases (session, server) VALUES ($1, $2) ON CON
     excluded.server WHERE leases.server = excluded.server OR NOT EXISTS (SELECT FROM servers v WHERE v.id = leases.server AND \
     v.seen > clock_timestamp() - make_interval(secs => $3::double precision)) RETURNING true";
 
-const RELEASE: &str = "DELETE FROM leases WHERE session = $1 AND server = $2";
+const RELEASE: &str = "DELETE FROM leases WHERE session = ANY($1) AND server = $2";
 
 const LEAVE: [&str; 3] = [
     "DELETE FROM leases WHERE server = $1",
@@ -56,7 +59,8 @@ impl Leader {
 impl Database {
     /// Says that this server is alive.
     pub(super) async fn seen(&self) -> Result<(), StoreError> {
-        self.retry(step!(SEEN, self.server.clone())).await.map(drop)
+        let seen = step!(SEEN, self.server.clone());
+        self.bounded(async { self.own.get().await?.run(&[seen]).await }).await.map(drop)
     }
 
     /// Says that it is not, so that others need not wait.
@@ -68,15 +72,32 @@ impl Database {
     }
 
     pub(super) async fn lease(&self, session: &SessionId) -> Result<bool, StoreError> {
+        self.unreleased().remove(session.as_str());
         let lease = step!(LEASE, session.to_string(), self.server.clone(), self.ttl.as_secs_f64());
         Ok(!self.retry(lease).await?.is_empty())
     }
 
     pub(super) async fn release(&self, session: &SessionId) {
-        let released = self.retry(step!(RELEASE, session.to_string(), self.server.clone())).await;
-        if let Err(error) = released {
-            tracing::debug!(%session, %error, "a lease was not given back; it ends by itself");
+        // Before it is given back, because this may be cut off: as long as this server is alive, nobody else takes the lease.
+        self.unreleased().insert(session.to_string());
+        if let Err(error) = self.release_late().await {
+            tracing::debug!(%session, %error, "a lease is given back later");
         }
+    }
+
+    /// Gives back all leases that are to be given back.
+    pub(super) async fn release_late(&self) -> Result<(), StoreError> {
+        let sessions: Vec<String> = self.unreleased().iter().cloned().collect();
+        if sessions.is_empty() {
+            return Ok(());
+        }
+        self.retry(step!(RELEASE, sessions.clone(), self.server.clone())).await?;
+        self.unreleased().retain(|session| !sessions.contains(session));
+        Ok(())
+    }
+
+    fn unreleased(&self) -> MutexGuard<'_, HashSet<String>> {
+        self.unreleased.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The lock is that of a connection, and ends with it.
@@ -85,7 +106,7 @@ impl Database {
         let work = async {
             let (client, leads) = match held.take() {
                 Some(held) => held,
-                None => (self.connections.detached().await?, false),
+                None => (self.own.detached().await?, false),
             };
             let leads = if leads {
                 client.simple_query("SELECT 1").await?;

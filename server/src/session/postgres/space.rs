@@ -19,9 +19,9 @@ const FORGET: &str = "WITH gone AS (DELETE FROM garbage WHERE id = ANY($1) RETUR
 
 /// A version's row is added once: by the commit of the version, or here, as the claim of an object that no version has. The
 /// other one finds it. A claim says when the object was last found, because an import takes over an old one. An object whose
-/// version is listed and not kept is never needed again.
+/// version is listed and not kept is never needed again. The rows of kept versions are only read: most objects have one.
 const CLAIM: &str = "WITH asked AS (SELECT id FROM unnest($1::text[]) AS id WHERE NOT EXISTS (SELECT FROM garbage g WHERE g.id \
-    = id.id)), claimed AS (INSERT INTO versions (id, owner, tokens, time, kind, prompt_tokens, completion_tokens, bytes, \
+    = id.id) AND NOT EXISTS (SELECT FROM versions v WHERE v.id = id.id AND v.owner <> '' AND v.kept_by > 0)), claimed AS (INSERT INTO versions (id, owner, tokens, time, kind, prompt_tokens, completion_tokens, bytes, \
     kept_by, known_by) SELECT id, '', 0, extract(epoch FROM clock_timestamp()) * 1000, '', 0, 0, 0, 0, 0 FROM asked ORDER BY id \
     ON CONFLICT (id) DO UPDATE SET time = excluded.time WHERE versions.owner = '' RETURNING id) SELECT id FROM claimed UNION \
     SELECT v.id FROM asked JOIN versions v ON v.id = asked.id WHERE v.kept_by = 0 AND v.owner <> ''";
@@ -33,7 +33,8 @@ const USES: &str = "UPDATE sessions s SET used = c.used FROM (SELECT s.id, u.use
 impl Database {
     /// Reads the totals.
     pub(super) async fn refresh(&self) -> Result<(), StoreError> {
-        let rows = self.snapshot(&[step!(MOMENT), step!(OWNERS)]).await?;
+        let rows =
+            self.bounded(async { self.own.get().await?.snapshot(&[step!(MOMENT), step!(OWNERS)]).await }).await?;
         let first = rows[0].first().ok_or_else(|| damaged("there is no snapshot"))?;
         let moment = Moment::parse(get(first, 0)?).ok_or_else(|| damaged("a snapshot cannot be parsed"))?;
         let mut totals = Totals { garbage: number(first, 1)?, ..Totals::default() };

@@ -61,7 +61,8 @@ impl MakeTlsConnect<Socket> for Tls {
     type Error = rustls::pki_types::InvalidDnsNameError;
 
     fn make_tls_connect(&mut self, host: &str) -> Result<Connect, Self::Error> {
-        let host = ServerName::try_from(host)?.to_owned();
+        // A socket of this machine has no name, and no TLS.
+        let host = ServerName::try_from(if host.is_empty() { "localhost" } else { host })?.to_owned();
         Ok(Connect { connector: Arc::clone(&self.0).into(), host })
     }
 }

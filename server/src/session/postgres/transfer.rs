@@ -13,7 +13,7 @@ use super::rows::{column, get, number, session, session_columns, version, versio
 use super::work::{NewText, Obstacle, Pair, TextHead, Work};
 use crate::session::error::StoreError;
 use crate::session::id::{SessionId, VersionId};
-use crate::session::index::{Listed, TextRow, Transfer, VersionRow, text_bytes, text_chains};
+use crate::session::index::{Listed, TextRow, Transaction, Transfer, VersionRow, text_bytes, text_chains};
 
 /// The names of schemas, without the ones of tests.
 const MODELS: &str = "SELECT substr(nspname, 10) FROM pg_namespace WHERE nspname ~ '^tidegate_[0-9a-z]+$' ORDER BY 1";
@@ -196,10 +196,11 @@ impl Work {
                 let row = VersionRow { kept_by: 0, known_by: 0, ..version.row.clone() };
                 self.versions.insert(id.clone(), Pair { old: None, new: Some(row) });
             }
-            // It was read or added just now.
+            // This cannot fail: the version was read or added just now.
             let _ = self.point(id, i64::from(*kept), 1);
         }
-        self.add_session(id.as_str(), row.clone(), &listed);
+        // This cannot fail either.
+        let _ = self.add_session(id.as_str(), row.clone(), &listed);
         for (version, row) in &session.texts {
             if let Err(reason) = self.import_text(version, row, added.contains(version.as_str())) {
                 tracing::warn!(session = %id, reason, "a text is left out, and those that continue it");

@@ -8,7 +8,8 @@ use super::failure::damaged;
 use crate::session::error::StoreError;
 use crate::session::id::Owner;
 use crate::session::index::{
-    NewReceipt, NewVersion, Reservation, ResponseRow, SessionRow, TextRow, VersionRow, receipt_bytes, text_bytes,
+    LineageEntry, NewReceipt, NewVersion, Reservation, ResponseRow, SessionRow, TextRow, Transaction, VersionRow,
+    receipt_bytes, text_bytes,
 };
 
 /// The counters of an owner.
@@ -86,8 +87,6 @@ pub(super) struct Work {
     /// The positions of lists that have changed.
     pub(super) moved: BTreeSet<(String, u64)>,
     pub(super) versions: BTreeMap<String, Pair<VersionRow>>,
-    /// A version and its ancestors, newest first, if they were asked for.
-    pub(super) chain: Vec<String>,
     pub(super) responses: BTreeMap<String, Pair<ResponseRow>>,
     pub(super) receipts: BTreeMap<String, Pair<ReceiptState>>,
     pub(super) texts: HashMap<String, TextHead>,
@@ -118,7 +117,6 @@ impl Work {
             entries: HashMap::new(),
             moved: BTreeSet::new(),
             versions: BTreeMap::new(),
-            chain: Vec::new(),
             responses: BTreeMap::new(),
             receipts: BTreeMap::new(),
             texts: HashMap::new(),
@@ -140,24 +138,9 @@ impl Work {
         self.sessions.get(id)?.new.as_ref()
     }
 
-    /// The owner's session; one of another owner is not found.
-    pub(super) fn own_session(&self, id: &str) -> Result<SessionRow, StoreError> {
-        self.session(id).filter(|row| row.owner == self.owner).cloned().ok_or(StoreError::SESSION)
-    }
-
     /// The owner's version, if anything lists it.
     pub(super) fn version(&self, id: &str) -> Option<&VersionRow> {
         self.versions.get(id)?.new.as_ref().filter(|row| row.owner == self.owner)
-    }
-
-    /// A version that another row names, so that it must exist.
-    pub(super) fn require_version(&self, id: &str) -> Result<VersionRow, StoreError> {
-        self.version(id).cloned().ok_or_else(|| damaged(format!("version {id} has no row")))
-    }
-
-    /// The owner's version, if its object still exists.
-    pub(super) fn kept_version(&self, id: &str) -> Result<VersionRow, StoreError> {
-        self.version(id).filter(|row| row.kept_by > 0).cloned().ok_or(StoreError::VERSION)
     }
 
     pub(super) fn response(&self, id: &str) -> Result<ResponseRow, StoreError> {
@@ -171,42 +154,7 @@ impl Work {
         self.entries.get(session).unwrap_or(NONE)
     }
 
-    /// The position of a version in a session's list, and whether it is kept.
-    pub(super) fn position(&self, session: &str, version: &str) -> Option<(u64, bool)> {
-        self.list(session).iter().find(|(_, (id, _))| id == version).map(|(at, (_, kept))| (*at, *kept))
-    }
-
-    // ---- Versions
-
-    /// Adds a version that nothing points to yet, and its text.
-    pub(super) fn add_new(&mut self, version: &NewVersion) {
-        let NewVersion { id, row, text, reserved } = version;
-        self.added += row.bytes;
-        let row = VersionRow { kept_by: 0, known_by: 0, ..row.clone() };
-        self.versions.insert(id.to_string(), Pair { old: None, new: Some(row) });
-        self.fulfilled.extend(reserved.iter().cloned());
-        let Some(text) = text else { return };
-        // The text that it continues must be kept as well; a turn does not need the text.
-        let parent = version.row.parent.as_deref().filter(|_| text.kept > 0);
-        let head = parent.and_then(|parent| self.texts.get(parent)).filter(|head| text.kept <= head.tokens).cloned();
-        if text.kept > 0 && head.is_none() {
-            return;
-        }
-        let parent = parent.filter(|_| head.is_some());
-        let content = text.row(parent.zip(head.map(|head| head.messages)));
-        let Ok(head) = TextRow::parse(&content).map(|row| TextHead { tokens: row.total(), messages: row.messages })
-        else {
-            return;
-        };
-        if let Some(parent) = parent {
-            *self.text_refs.entry(parent.to_owned()).or_default() += 1;
-        }
-        let bytes = text_bytes(content.len() as u64);
-        self.account.texts += bytes as i64;
-        self.added += bytes;
-        let (id, parent) = (id.to_string(), parent.map(str::to_owned));
-        self.new_texts.push(NewText { id, parent, head, bytes, content });
-    }
+    // ---- Texts
 
     /// Removes the texts that were found to be dead, and returns how many.
     pub(super) fn remove_dead_texts(&mut self) -> usize {
@@ -221,76 +169,7 @@ impl Work {
         self.removed_texts.len()
     }
 
-    /// Changes the number of holders that keep a version and that list it.
-    pub(super) fn point(&mut self, id: &str, kept_by: i64, known_by: i64) -> Result<(), StoreError> {
-        let row = self.versions.get_mut(id).and_then(|pair| pair.new.as_mut());
-        let row = row.ok_or_else(|| damaged(format!("version {id} has no row")))?;
-        row.kept_by = row.kept_by.saturating_add_signed(kept_by);
-        row.known_by = row.known_by.saturating_add_signed(known_by);
-        Ok(())
-    }
-
-    // ---- Sessions
-
-    /// Refuses if `more` sessions would exceed the owner's quota.
-    pub(super) fn check_session_quota(&self, more: usize, bound: usize) -> Result<(), StoreError> {
-        let found = self.account.sessions as u64 + more as u64;
-        let quota = StoreError::Quota { quota: "sessions", bound: bound as u64, found };
-        if found > bound as u64 { Err(quota) } else { Ok(()) }
-    }
-
-    /// Sets a session's row.
-    pub(super) fn put_session(&mut self, id: &str, row: Option<SessionRow>) {
-        let pair = self.sessions.entry(id.to_owned()).or_insert(Pair { old: None, new: None });
-        let counts = |row: &Option<SessionRow>| row.as_ref().map_or((0, 0), |row| (1, i64::from(row.kept > 1)));
-        let (before, after) = (counts(&pair.new), counts(&row));
-        self.account.sessions += after.0 - before.0;
-        self.account.evictable += after.1 - before.1;
-        pair.new = row;
-    }
-
-    /// Sets what is at a position of a session's list.
-    pub(super) fn put_entry(&mut self, session: &str, position: u64, entry: Option<(String, bool)>) {
-        self.moved.insert((session.to_owned(), position));
-        let entries = self.entries.entry(session.to_owned()).or_default();
-        match entry {
-            Some(entry) => drop(entries.insert(position, entry)),
-            None => drop(entries.remove(&position)),
-        }
-    }
-
-    /// Adds a session with these versions, oldest first; the flag says whether it keeps the object. `row` names the head.
-    pub(super) fn add_session(&mut self, id: &str, mut row: SessionRow, versions: &[(String, bool)]) -> SessionRow {
-        row.number = self.account.next as u64;
-        self.account.next += 1;
-        for (position, (version, kept)) in (0..).zip(versions) {
-            self.put_entry(id, position, Some((version.clone(), *kept)));
-        }
-        row.next = versions.len() as u64;
-        row.kept = versions.iter().filter(|(_, kept)| *kept).count() as u64;
-        row.known = row.next - row.kept;
-        self.put_session(id, Some(row.clone()));
-        row
-    }
-
-    /// Removes a session, all of whose versions were read.
-    pub(super) fn remove_session(&mut self, id: &str) -> Result<(), StoreError> {
-        for (position, (version, kept)) in self.list(id).clone() {
-            self.put_entry(id, position, None);
-            self.point(&version, -i64::from(kept), -1)?;
-        }
-        self.put_session(id, None);
-        Ok(())
-    }
-
     // ---- Responses and receipts
-
-    pub(super) fn put_response(&mut self, id: &str, row: ResponseRow) -> Result<(), StoreError> {
-        self.point(&row.version, 1, 1)?;
-        self.account.evictable += 1;
-        self.responses.insert(id.to_owned(), Pair { old: None, new: Some(row) });
-        Ok(())
-    }
 
     pub(super) fn remove_response(&mut self, id: &str) -> Result<(), StoreError> {
         let row = self.response(id)?;
@@ -302,26 +181,150 @@ impl Work {
         Ok(())
     }
 
-    /// Refuses if the key of a receipt to store has one that has not expired.
-    pub(super) fn check_receipt<A>(&self, new: Option<&NewReceipt<A>>) -> Result<(), StoreError> {
-        let Some(NewReceipt { key, now, .. }) = new else { return Ok(()) };
-        let earlier = self.receipts.get(key).and_then(|pair| pair.new.as_ref());
-        if earlier.is_some_and(|(ends, ..)| ends > now) { Err(StoreError::Answered) } else { Ok(()) }
-    }
-
-    /// Stores a receipt, replacing any earlier one under the same key.
-    pub(super) fn put_receipt(&mut self, receipt: &NewReceipt<Vec<u8>>) {
-        let NewReceipt { key, ends, answer, .. } = receipt;
-        let bytes = receipt_bytes(key, answer);
-        self.added += bytes;
-        self.set_receipt(key, Some((*ends, bytes, Some(answer.clone()))));
-    }
-
     /// Sets what is stored under a key.
     pub(super) fn set_receipt(&mut self, key: &str, receipt: Option<ReceiptState>) {
         let pair = self.receipts.entry(key.to_owned()).or_insert(Pair { old: None, new: None });
         let bytes = |receipt: &Option<ReceiptState>| receipt.as_ref().map_or(0, |(_, bytes, _)| *bytes as i64);
         self.account.receipts += bytes(&receipt) - bytes(&pair.new);
         pair.new = receipt;
+    }
+}
+
+/// Only what was read before is found.
+impl Transaction for Work {
+    type Error = StoreError;
+
+    fn damaged(reason: String) -> StoreError {
+        damaged(reason)
+    }
+
+    // ---- Reading
+
+    fn find_session(&self, id: &str) -> Result<Option<SessionRow>, StoreError> {
+        Ok(self.session(id).cloned())
+    }
+
+    fn find_version(&self, id: &str) -> Result<Option<VersionRow>, StoreError> {
+        Ok(self.version(id).cloned())
+    }
+
+    fn count_sessions(&self, _owner: Owner) -> Result<u64, StoreError> {
+        Ok(self.account.sessions as u64)
+    }
+
+    fn lineage(&self, session: &str) -> Result<Vec<LineageEntry>, StoreError> {
+        let entry = |(position, (version, kept)): (&u64, &(String, bool))| LineageEntry {
+            position: *position,
+            version: version.clone(),
+            kept: *kept,
+        };
+        Ok(self.list(session).iter().map(entry).collect())
+    }
+
+    fn oldest(&self, session: &str, kept: bool, limit: usize) -> Result<Vec<(u64, String)>, StoreError> {
+        let entries = self.list(session).iter().filter(|(_, (_, found))| *found == kept).take(limit);
+        Ok(entries.map(|(position, (version, _))| (*position, version.clone())).collect())
+    }
+
+    fn position(&self, session: &str, version: &str) -> Result<Option<(u64, bool)>, StoreError> {
+        let found = self.list(session).iter().find(|(_, (id, _))| id == version);
+        Ok(found.map(|(position, (_, kept))| (*position, *kept)))
+    }
+
+    fn receipt_ends(&self, _owner: Owner, key: &str) -> Result<Option<u64>, StoreError> {
+        Ok(self.receipts.get(key).and_then(|pair| pair.new.as_ref()).map(|(ends, ..)| *ends))
+    }
+
+    // ---- Changing
+
+    fn number(&mut self) -> Result<u64, StoreError> {
+        let number = self.account.next as u64;
+        self.account.next += 1;
+        Ok(number)
+    }
+
+    fn put_session(&mut self, id: &str, _old: Option<&SessionRow>, new: Option<&SessionRow>) -> Result<(), StoreError> {
+        let pair = self.sessions.entry(id.to_owned()).or_insert(Pair { old: None, new: None });
+        let counts = |row: Option<&SessionRow>| row.map_or((0, 0), |row| (1, i64::from(row.kept > 1)));
+        let (before, after) = (counts(pair.new.as_ref()), counts(new));
+        self.account.sessions += after.0 - before.0;
+        self.account.evictable += after.1 - before.1;
+        pair.new = new.cloned();
+        Ok(())
+    }
+
+    fn put_entry(&mut self, session: &str, position: u64, version: &str, kept: bool) -> Result<(), StoreError> {
+        self.moved.insert((session.to_owned(), position));
+        self.entries.entry(session.to_owned()).or_default().insert(position, (version.to_owned(), kept));
+        Ok(())
+    }
+
+    fn remove_entry(&mut self, session: &str, position: u64, kept: bool) -> Result<Option<String>, StoreError> {
+        let Some(entries) = self.entries.get_mut(session) else { return Ok(None) };
+        if entries.get(&position).is_none_or(|(_, found)| *found != kept) {
+            return Ok(None);
+        }
+        self.moved.insert((session.to_owned(), position));
+        Ok(entries.remove(&position).map(|(version, _)| version))
+    }
+
+    fn add_new(&mut self, version: &NewVersion) -> Result<(), StoreError> {
+        let NewVersion { id, row, text, reserved } = version;
+        self.added += row.bytes;
+        let row = VersionRow { kept_by: 0, known_by: 0, ..row.clone() };
+        self.versions.insert(id.to_string(), Pair { old: None, new: Some(row) });
+        self.fulfilled.extend(reserved.iter().cloned());
+        let Some(text) = text else { return Ok(()) };
+        // The text that it continues must be kept as well; a turn does not need the text.
+        let parent = version.row.parent.as_deref().filter(|_| text.kept > 0);
+        let head = parent.and_then(|parent| self.texts.get(parent)).filter(|head| text.kept <= head.tokens).cloned();
+        if text.kept > 0 && head.is_none() {
+            return Ok(());
+        }
+        let parent = parent.filter(|_| head.is_some());
+        let content = text.row(parent.zip(head.map(|head| head.messages)));
+        let Ok(head) = TextRow::parse(&content).map(|row| TextHead { tokens: row.total(), messages: row.messages })
+        else {
+            return Ok(());
+        };
+        if let Some(parent) = parent {
+            *self.text_refs.entry(parent.to_owned()).or_default() += 1;
+        }
+        let bytes = text_bytes(content.len() as u64);
+        self.account.texts += bytes as i64;
+        self.added += bytes;
+        let (id, parent) = (id.to_string(), parent.map(str::to_owned));
+        self.new_texts.push(NewText { id, parent, head, bytes, content });
+        Ok(())
+    }
+
+    fn put_version(&mut self, id: &str, row: &VersionRow) -> Result<(), StoreError> {
+        if let Some(pair) = self.versions.get_mut(id) {
+            pair.new = Some(row.clone());
+        }
+        Ok(())
+    }
+
+    fn point(&mut self, id: &str, kept_by: i64, known_by: i64) -> Result<(), StoreError> {
+        let row = self.versions.get_mut(id).and_then(|pair| pair.new.as_mut());
+        let row = row.ok_or_else(|| damaged(format!("version {id} has no row")))?;
+        row.kept_by = row.kept_by.saturating_add_signed(kept_by);
+        row.known_by = row.known_by.saturating_add_signed(known_by);
+        Ok(())
+    }
+
+    fn put_response(&mut self, id: &str, row: &ResponseRow) -> Result<(), StoreError> {
+        self.point(&row.version, 1, 1)?;
+        self.account.evictable += 1;
+        self.responses.insert(id.to_owned(), Pair { old: None, new: Some(row.clone()) });
+        Ok(())
+    }
+
+    fn put_receipt(&mut self, _owner: Owner, receipt: &NewReceipt<Vec<u8>>) -> Result<(), StoreError> {
+        let NewReceipt { key, ends, answer, .. } = receipt;
+        let bytes = receipt_bytes(key, answer);
+        self.added += bytes;
+        self.set_receipt(key, Some((*ends, bytes, Some(answer.clone()))));
+        Ok(())
     }
 }

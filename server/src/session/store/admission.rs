@@ -83,14 +83,23 @@ impl Inner {
         needed: u64,
         shortfall: Shortfall,
     ) -> Result<bool, StoreError> {
-        if self.index.expire(now(), self.exempt()).await? + self.index.prune_texts().await? == 0 {
+        // What an owner has beyond its own budget is freed among its own versions. What is everybody's, the server that leads
+        // removes anyway, and others must not wait for that here.
+        let is_own = self.index.is_shared() && matches!(shortfall, Shortfall::Owner { .. });
+        let swept = match is_own {
+            true => 0,
+            false => self.index.expire(now(), self.exempt()).await? + self.index.prune_texts().await?,
+        };
+        if swept == 0 {
             let (victims, missing) = self.victims(owner, needed, shortfall);
             let Some(evicted) = self.index.evict(victims, missing, self.options.lineage).await? else {
                 return Ok(false);
             };
             count(&self.counters.dropped, evicted);
         }
-        self.remove_garbage().await?;
+        if !is_own {
+            self.remove_garbage().await?;
+        }
         Ok(true)
     }
 

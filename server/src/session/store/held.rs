@@ -71,7 +71,7 @@ impl Drop for Held {
                 }
                 shared.index.release(&id).await;
             };
-            // If it is given up, the lease ends with this server.
+            // An index that is out of reach gives the lease back later.
             let _ = timeout(RELEASE, release).await;
             drop((lease, closing));
         });

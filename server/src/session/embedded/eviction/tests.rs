@@ -8,9 +8,8 @@ use redb::{Durability, ReadableDatabase};
 use super::*;
 use crate::session::embedded::database::OpenIndex;
 use crate::session::embedded::file::read_totals;
-use crate::session::index::Bounds;
-use crate::session::index::VersionRow;
-use crate::session::index::{Limits, Shortfall};
+use crate::session::index::branches::push_head;
+use crate::session::index::{Bounds, Limits, Shortfall, VersionRow};
 
 const LINEAGE: usize = 1000;
 
@@ -139,7 +138,7 @@ impl World {
             known: 0,
             tags: BTreeMap::new(),
         };
-        let versions: Vec<(&str, bool)> = versions.iter().map(|version| (&**version, true)).collect();
+        let versions: Vec<(String, bool)> = versions.iter().map(|version| (version.clone(), true)).collect();
         change(&self.index, |write| {
             before(write)?;
             write.add_session(name, row, &versions).map(drop)
@@ -160,7 +159,7 @@ impl World {
         change(&self.index, |write| {
             let mut row = SessionRow { used, ..old.clone() };
             work(write, name, &mut row)?;
-            write.put_session(name, Some(&old), &row)
+            write.put_session(name, Some(&old), Some(&row))
         });
     }
 
@@ -170,7 +169,7 @@ impl World {
         let next = self.row(&self.things[at].name).next;
         self.put(at, |write, name, row| {
             write.add_version(&version_name(version), &version_row(owner, bytes))?;
-            write.push_head(name, row, &version_name(version), Bounds { keep: usize::MAX, lineage: LINEAGE })
+            push_head(write, name, row, &version_name(version), Bounds { keep: usize::MAX, lineage: LINEAGE })
         });
         let thing = &mut self.things[at];
         thing.kept.push((next, version));

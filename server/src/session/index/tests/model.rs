@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::session::id::{Owner, ResponseId, SessionId, VersionId};
 use crate::session::index::edit::MAX_TAGS;
+use crate::session::index::requests::{MAX_ADOPTED, MAX_FORK_ROWS};
 use crate::session::index::*;
 use crate::session::patch::Patch;
 
