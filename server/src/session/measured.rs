@@ -42,10 +42,6 @@ macro_rules! operations {
             "write" put_response(response: NewResponse) -> ();
             "write" delete_response(owner: Owner, id: &ResponseId) -> ();
             "write" put_receipt(owner: Owner, receipt: NewReceipt<Vec<u8>>) -> ();
-            "stream" put_stream(stream: NewStream) -> ();
-            "stream" stream(owner: Owner, id: &str) -> StreamRow;
-            "stream" take_stream(owner: Owner, id: &str) -> bool;
-            "stream" delete_stream(owner: Owner, id: &str) -> ();
             "sweep" expire(now: u64, exempt: Exempt) -> usize;
             "sweep" prune_texts() -> usize;
             "sweep" evict(victims: Victims, missing: u64, lineage: usize) -> Option<usize>;
@@ -141,5 +137,11 @@ operations!(measured {
     "commit" commit(commit: Commit) -> Head;
     "lease" lease(session: &SessionId) -> bool;
     "lease" leads() -> bool;
+    "stream" put_stream(stream: NewStream) -> ();
+    "stream" stream(owner: Owner, id: &str) -> StreamRow;
+    "stream" take_stream(owner: Owner, id: &str) -> bool;
+    "stream" keep_stream(owner: Owner, id: &str, ends: u64) -> ();
+    "stream" withdraw_stream(owner: Owner, id: &str) -> bool;
+    "stream" delete_stream(owner: Owner, id: &str) -> ();
     "sweep" orphans(ids: Vec<VersionId>) -> Vec<VersionId>;
 });

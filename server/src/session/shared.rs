@@ -17,6 +17,7 @@ use super::index::{
     Capacity, Commit, Create, Edit, Edited, Exempt, Fork, Forks, Head, Index, Listed, Missing, NewReceipt, NewResponse,
     NewStream, ResponseRow, Rewind, SessionRow, StreamRow, VersionRow, Victims,
 };
+use super::measured::operations;
 use super::store::{Location, SnapshotCodec, Store, StoreOptions};
 
 /// When a server dies.
@@ -39,6 +40,8 @@ struct Streams {
     rows: HashMap<(Owner, String), StreamRow>,
     holders: HashMap<String, usize>,
     dead: HashSet<usize>,
+    /// Servers that are alive and have not been seen for too long.
+    lapsed: HashSet<usize>,
     servers: usize,
 }
 
@@ -50,6 +53,8 @@ pub(crate) struct Member {
     state: Mutex<State>,
     /// Notified when the server is asked to commit and dies.
     pub(crate) died: Notify,
+    /// Ends its hanging.
+    pub(crate) wakes: Notify,
 }
 
 #[derive(Debug, Default)]
@@ -79,7 +84,13 @@ impl Cluster {
         streams.servers += 1;
         let number = streams.servers;
         drop(streams);
-        let member = Member { cluster: Arc::clone(self), number, state: Mutex::default(), died: Notify::new() };
+        let member = Member {
+            cluster: Arc::clone(self),
+            number,
+            state: Mutex::default(),
+            died: Notify::new(),
+            wakes: Notify::new(),
+        };
         let (member, objects) = (Arc::new(member), Arc::clone(&self.objects));
         let index: Arc<dyn Index> = Arc::<Member>::clone(&member);
         (member, Store::over(index, objects, StoreOptions::new(Location::Memory), codec))
@@ -88,6 +99,11 @@ impl Cluster {
     /// The number of streams that are recorded.
     pub(crate) fn streams(&self) -> usize {
         self.lock().rows.len()
+    }
+
+    /// Whether somebody holds the stream.
+    pub(crate) fn is_held(&self, id: &str) -> bool {
+        self.lock().holders.contains_key(id)
     }
 
     fn lock(&self) -> MutexGuard<'_, Streams> {
@@ -111,17 +127,31 @@ impl Member {
         self.cluster.lock().dead.insert(self.number);
     }
 
-    /// Lets the server fail to record streams.
+    /// Lets others take the server's streams over, although it is alive.
+    pub(crate) fn lapses(&self) {
+        self.cluster.lock().lapsed.insert(self.number);
+    }
+
+    /// Lets the server fail to record streams, and to withdraw records.
     pub(crate) fn refuses_streams(&self) {
         self.lock().refuses_streams = true;
     }
 
+    fn accepts_streams(&self) -> Result<(), StoreError> {
+        let refused = || StoreError::Unavailable { reason: "the test says so".to_owned() };
+        if self.lock().refuses_streams { Err(refused()) } else { Ok(()) }
+    }
+
     async fn die(&self) {
-        if !self.lock().hangs {
+        let hangs = self.lock().hangs;
+        if !hangs {
             self.kill();
         }
         self.died.notify_one();
-        std::future::pending::<()>().await;
+        if hangs {
+            self.wakes.notified().await;
+        }
+        self.alive().await;
     }
 
     async fn alive(&self) {
@@ -135,263 +165,115 @@ impl Member {
     }
 }
 
-#[async_trait]
-impl Index for Member {
-    async fn session(&self, owner: Owner, id: &SessionId) -> Result<SessionRow, StoreError> {
-        self.alive().await;
-        self.cluster.index.session(owner, id).await
-    }
+macro_rules! member {
+    ($($kind:literal $name:ident($($argument:ident: $of:ty),*) -> $result:ty;)*) => {
+        #[async_trait]
+        impl Index for Member {
+            $(
+                async fn $name(&self, $($argument: $of),*) -> Result<$result, StoreError> {
+                    self.alive().await;
+                    self.cluster.index.$name($($argument),*).await
+                }
+            )*
 
-    async fn head(&self, owner: Owner, id: &SessionId) -> Result<Head, StoreError> {
-        self.alive().await;
-        self.cluster.index.head(owner, id).await
-    }
+            async fn commit(&self, commit: Commit) -> Result<Head, StoreError> {
+                self.alive().await;
+                let dies = self.lock().dies;
+                if dies == Some(Death::BeforeCommit) {
+                    self.die().await;
+                }
+                let committed = self.cluster.index.commit(commit).await;
+                if dies == Some(Death::AfterCommit) {
+                    self.die().await;
+                }
+                committed
+            }
 
-    async fn list(
-        &self,
-        owner: Owner,
-        after: Option<u64>,
-        newest_first: bool,
-        limit: usize,
-    ) -> Result<Vec<(SessionId, Head)>, StoreError> {
-        self.alive().await;
-        self.cluster.index.list(owner, after, newest_first, limit).await
-    }
+            fn capacity(&self) -> &Capacity {
+                self.cluster.index.capacity()
+            }
 
-    async fn versions(&self, owner: Owner, id: &SessionId) -> Result<(SessionRow, Vec<Listed>), StoreError> {
-        self.alive().await;
-        self.cluster.index.versions(owner, id).await
-    }
+            fn names_all(&self) -> bool {
+                self.cluster.index.names_all()
+            }
 
-    async fn listed(&self, owner: Owner, id: &SessionId, version: Option<&VersionId>) -> Result<Listed, StoreError> {
-        self.alive().await;
-        self.cluster.index.listed(owner, id, version).await
-    }
+            fn failure(&self) -> Option<StoreError> {
+                self.cluster.index.failure()
+            }
 
-    async fn version(&self, owner: Owner, id: &VersionId) -> Result<Option<VersionRow>, StoreError> {
-        self.alive().await;
-        self.cluster.index.version(owner, id).await
-    }
+            fn opened(&self) -> u64 {
+                self.cluster.index.opened()
+            }
 
-    async fn chain(&self, owner: Owner, id: &str, limit: usize) -> Result<Vec<(String, VersionRow)>, StoreError> {
-        self.alive().await;
-        self.cluster.index.chain(owner, id, limit).await
-    }
+            fn transactions(&self) -> u64 {
+                self.cluster.index.transactions()
+            }
 
-    async fn text(&self, version: &str, bytes: usize) -> Result<Vec<(String, Vec<u8>)>, StoreError> {
-        self.alive().await;
-        self.cluster.index.text(version, bytes).await
-    }
+            fn is_shared(&self) -> bool {
+                true
+            }
 
-    async fn response(&self, owner: Owner, id: &ResponseId) -> Result<ResponseRow, StoreError> {
-        self.alive().await;
-        self.cluster.index.response(owner, id).await
-    }
+            async fn put_stream(&self, stream: NewStream) -> Result<(), StoreError> {
+                self.alive().await;
+                self.accepts_streams()?;
+                let NewStream { id, row, .. } = stream;
+                let mut streams = self.cluster.lock();
+                streams.holders.insert(id.clone(), self.number);
+                streams.rows.insert((row.owner, id), row);
+                Ok(())
+            }
 
-    async fn receipt(&self, owner: Owner, key: &str) -> Result<Option<(u64, Vec<u8>)>, StoreError> {
-        self.alive().await;
-        self.cluster.index.receipt(owner, key).await
-    }
+            async fn stream(&self, owner: Owner, id: &str) -> Result<StreamRow, StoreError> {
+                self.alive().await;
+                self.cluster.lock().rows.get(&(owner, id.to_owned())).cloned().ok_or(StoreError::STREAM)
+            }
 
-    async fn may_create(&self, owner: Owner, id: Option<&SessionId>, max_sessions: usize) -> Result<(), StoreError> {
-        self.alive().await;
-        self.cluster.index.may_create(owner, id, max_sessions).await
-    }
+            async fn take_stream(&self, owner: Owner, id: &str) -> Result<bool, StoreError> {
+                self.alive().await;
+                let mut streams = self.cluster.lock();
+                if !streams.rows.contains_key(&(owner, id.to_owned())) {
+                    return Err(StoreError::STREAM);
+                }
+                let held = streams.holders.get(id).is_some_and(|by| *by != self.number && !streams.dead.contains(by) && !streams.lapsed.contains(by));
+                if !held {
+                    streams.holders.insert(id.to_owned(), self.number);
+                }
+                Ok(!held)
+            }
 
-    async fn create(&self, create: Create) -> Result<Head, StoreError> {
-        self.alive().await;
-        self.cluster.index.create(create).await
-    }
+            async fn release_stream(&self, _: Owner, id: &str) {
+                self.alive().await;
+                let mut streams = self.cluster.lock();
+                if streams.holders.get(id) == Some(&self.number) {
+                    streams.holders.remove(id);
+                }
+            }
 
-    async fn commit(&self, commit: Commit) -> Result<Head, StoreError> {
-        self.alive().await;
-        let dies = self.lock().dies;
-        if dies == Some(Death::BeforeCommit) {
-            self.die().await;
+            async fn keep_stream(&self, owner: Owner, id: &str, _: u64) -> Result<(), StoreError> {
+                self.release_stream(owner, id).await;
+                Ok(())
+            }
+
+            async fn withdraw_stream(&self, owner: Owner, id: &str) -> Result<bool, StoreError> {
+                self.alive().await;
+                self.accepts_streams()?;
+                let mut streams = self.cluster.lock();
+                let held = streams.holders.get(id) == Some(&self.number);
+                Ok(held && streams.rows.remove(&(owner, id.to_owned())).is_some())
+            }
+
+            async fn delete_stream(&self, owner: Owner, id: &str) -> Result<(), StoreError> {
+                self.alive().await;
+                self.cluster.lock().rows.remove(&(owner, id.to_owned()));
+                Ok(())
+            }
         }
-        let committed = self.cluster.index.commit(commit).await;
-        if dies == Some(Death::AfterCommit) {
-            self.die().await;
-        }
-        committed
-    }
-
-    async fn rewind(&self, rewind: Rewind) -> Result<Head, StoreError> {
-        self.alive().await;
-        self.cluster.index.rewind(rewind).await
-    }
-
-    async fn may_fork(
-        &self,
-        owner: Owner,
-        from: (&SessionId, &VersionId),
-        n: usize,
-        max_sessions: usize,
-    ) -> Result<(), StoreError> {
-        self.alive().await;
-        self.cluster.index.may_fork(owner, from, n, max_sessions).await
-    }
-
-    async fn fork(&self, fork: Fork) -> Result<Forks, StoreError> {
-        self.alive().await;
-        self.cluster.index.fork(fork).await
-    }
-
-    async fn edit(&self, owner: Owner, id: &SessionId, edit: Edit, now: u64) -> Result<Edited, StoreError> {
-        self.alive().await;
-        self.cluster.index.edit(owner, id, edit, now).await
-    }
-
-    async fn delete(&self, owner: Owner, id: &SessionId) -> Result<(), StoreError> {
-        self.alive().await;
-        self.cluster.index.delete(owner, id).await
-    }
-
-    async fn record_uses(&self, uses: HashMap<SessionId, u64>) -> Result<(), StoreError> {
-        self.alive().await;
-        self.cluster.index.record_uses(uses).await
-    }
-
-    async fn put_response(&self, response: NewResponse) -> Result<(), StoreError> {
-        self.alive().await;
-        self.cluster.index.put_response(response).await
-    }
-
-    async fn delete_response(&self, owner: Owner, id: &ResponseId) -> Result<(), StoreError> {
-        self.alive().await;
-        self.cluster.index.delete_response(owner, id).await
-    }
-
-    async fn put_receipt(&self, owner: Owner, receipt: NewReceipt<Vec<u8>>) -> Result<(), StoreError> {
-        self.alive().await;
-        self.cluster.index.put_receipt(owner, receipt).await
-    }
-
-    fn capacity(&self) -> &Capacity {
-        self.cluster.index.capacity()
-    }
-
-    async fn can_sweep(&self, now: u64, exempt: Exempt) -> Result<bool, StoreError> {
-        self.alive().await;
-        self.cluster.index.can_sweep(now, exempt).await
-    }
-
-    async fn expire(&self, now: u64, exempt: Exempt) -> Result<usize, StoreError> {
-        self.alive().await;
-        self.cluster.index.expire(now, exempt).await
-    }
-
-    async fn prune_texts(&self) -> Result<usize, StoreError> {
-        self.alive().await;
-        self.cluster.index.prune_texts().await
-    }
-
-    async fn can_evict(&self, victims: Victims, missing: u64) -> Result<bool, StoreError> {
-        self.alive().await;
-        self.cluster.index.can_evict(victims, missing).await
-    }
-
-    async fn evict(&self, victims: Victims, missing: u64, lineage: usize) -> Result<Option<usize>, StoreError> {
-        self.alive().await;
-        self.cluster.index.evict(victims, missing, lineage).await
-    }
-
-    async fn garbage(&self, limit: usize) -> Result<Vec<VersionId>, StoreError> {
-        self.alive().await;
-        self.cluster.index.garbage(limit).await
-    }
-
-    async fn forget_garbage(&self, ids: Vec<VersionId>) -> Result<(), StoreError> {
-        self.alive().await;
-        self.cluster.index.forget_garbage(ids).await
-    }
-
-    async fn orphans(&self, ids: Vec<VersionId>) -> Result<Vec<VersionId>, StoreError> {
-        self.alive().await;
-        self.cluster.index.orphans(ids).await
-    }
-
-    fn names_all(&self) -> bool {
-        self.cluster.index.names_all()
-    }
-
-    async fn missing(&self, objects: HashSet<String>) -> Result<Missing, StoreError> {
-        self.alive().await;
-        self.cluster.index.missing(objects).await
-    }
-
-    async fn ready(&self) -> Result<(), StoreError> {
-        self.alive().await;
-        self.cluster.index.ready().await
-    }
-
-    fn failure(&self) -> Option<StoreError> {
-        self.cluster.index.failure()
-    }
-
-    fn opened(&self) -> u64 {
-        self.cluster.index.opened()
-    }
-
-    fn transactions(&self) -> u64 {
-        self.cluster.index.transactions()
-    }
-
-    async fn flush(&self) -> Result<(), StoreError> {
-        self.alive().await;
-        self.cluster.index.flush().await
-    }
-
-    async fn close(&self) -> Result<(), StoreError> {
-        self.alive().await;
-        self.cluster.index.close().await
-    }
-
-    fn is_shared(&self) -> bool {
-        true
-    }
-
-    async fn put_stream(&self, stream: NewStream) -> Result<(), StoreError> {
-        self.alive().await;
-        if self.lock().refuses_streams {
-            return Err(StoreError::Unavailable { reason: "the test says so".to_owned() });
-        }
-        let NewStream { id, row, .. } = stream;
-        let mut streams = self.cluster.lock();
-        streams.holders.insert(id.clone(), self.number);
-        streams.rows.insert((row.owner, id), row);
-        Ok(())
-    }
-
-    async fn stream(&self, owner: Owner, id: &str) -> Result<StreamRow, StoreError> {
-        self.alive().await;
-        self.cluster.lock().rows.get(&(owner, id.to_owned())).cloned().ok_or(StoreError::STREAM)
-    }
-
-    async fn take_stream(&self, owner: Owner, id: &str) -> Result<bool, StoreError> {
-        self.alive().await;
-        let mut streams = self.cluster.lock();
-        if !streams.rows.contains_key(&(owner, id.to_owned())) {
-            return Err(StoreError::STREAM);
-        }
-        let held = streams.holders.get(id).is_some_and(|by| *by != self.number && !streams.dead.contains(by));
-        if !held {
-            streams.holders.insert(id.to_owned(), self.number);
-        }
-        Ok(!held)
-    }
-
-    async fn release_stream(&self, _: Owner, id: &str) {
-        self.alive().await;
-        let mut streams = self.cluster.lock();
-        if streams.holders.get(id) == Some(&self.number) {
-            streams.holders.remove(id);
-        }
-    }
-
-    async fn delete_stream(&self, owner: Owner, id: &str) -> Result<(), StoreError> {
-        self.alive().await;
-        self.cluster.lock().rows.remove(&(owner, id.to_owned()));
-        Ok(())
-    }
+    };
 }
+
+operations!(member {
+    "sweep" orphans(ids: Vec<VersionId>) -> Vec<VersionId>;
+    "other" ready() -> ();
+    "other" flush() -> ();
+    "other" close() -> ();
+});

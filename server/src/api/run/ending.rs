@@ -17,6 +17,19 @@ use crate::session::{NewResponse, Owner, ReceiptKey};
 const MAX_RECEIPT_BYTES: usize = 256 << 10;
 
 impl Run {
+    /// Removes the record of the stream, because from now on the text depends on the time. False if another server may be
+    /// computing the stream: it commits the whole text as the same version, so this run must not commit.
+    pub(super) async fn withdraw(&mut self) -> bool {
+        let withdrawn = match &mut self.recording {
+            Some(recording) => recording.withdraw().await,
+            None => true,
+        };
+        if withdrawn {
+            self.recording = None;
+        }
+        withdrawn
+    }
+
     /// Ends without a commit or a last event. The readers of the stream ask again, and another server continues it.
     pub(super) async fn give_up(mut self, sink: Sink, meter: Meter, _guard: RunGuard) {
         let Some(recording) = self.recording.take() else { return };
@@ -25,7 +38,7 @@ impl Run {
         meter.released();
         // The session first: who takes the stream needs it.
         drop(self);
-        state.streams().forget(&recording.id);
+        state.streams().forget(recording.hold.id());
         recording.release().await;
         sink.close(Vec::new(), Last::new(Ok(String::new()), None, None)).await;
     }

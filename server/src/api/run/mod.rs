@@ -6,6 +6,7 @@ pub(super) mod alignment;
 mod choosing;
 pub(super) mod encoder;
 mod ending;
+mod hold;
 pub(super) mod idempotency;
 pub(super) mod reasoning;
 pub(super) mod recording;
@@ -41,7 +42,6 @@ use self::idempotency::Ticket;
 use self::recording::{Recorded, Recording};
 use self::register::register;
 use self::sink::{Last, Sink};
-use self::streams::Streams;
 use self::texts::Texts;
 use self::turn_info::TurnInfo;
 use self::usage::UsageRecorder;
@@ -163,8 +163,8 @@ pub(super) async fn start(
     let keep_alive = state.options().keep_alive;
     if stream {
         let (sink, response) = if on_disconnect == OnDisconnect::Continue {
-            let id = run.recording.as_ref().map_or_else(Streams::new_id, |recording| recording.id.clone());
-            sink::logged(state.streams(), id, (run.plan.owner(), run.registration.handle()), keep_alive)
+            let hold = run.recording.as_ref().map(|recording| Arc::clone(&recording.hold));
+            sink::logged(state.streams(), (run.plan.owner(), run.registration.handle(), hold), keep_alive)
         } else {
             sink::streamed(keep_alive)
         };
@@ -213,9 +213,8 @@ impl Run {
                     if let Some(error) = stop.error() {
                         break Err(error);
                     }
-                    // From now on the text depends on the time.
-                    if let Some(recording) = self.recording.take() {
-                        recording.delete().await;
+                    if !self.withdraw().await {
+                        return self.give_up(sink, meter, guard).await;
                     }
                     finishing = true;
                     self.texts.interrupt();

@@ -4,6 +4,7 @@
 //! The record is written before the engine gets the request. It is removed when the events begin to depend on something
 //! else: when the text is ended early, or fails. It is kept for a while after the end.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Bytes;
@@ -13,6 +14,7 @@ use tokio::runtime::Handle;
 use tracing::warn;
 
 use super::encoder::to_json;
+use super::hold::Hold;
 use super::streams::{RETENTION, Streams};
 use crate::api::error::ApiError;
 use crate::api::request::continuation::{CommitPlan, Repeat, SessionParameters};
@@ -25,6 +27,9 @@ use crate::text::ChatTemplate;
 
 /// How long a text may take where `--max-seconds` does not bound it.
 const LONGEST: Duration = Duration::from_hours(24);
+
+/// Longest body of a request that is recorded: records count towards no quota.
+const MAX_BODY_BYTES: usize = 256 << 10;
 
 /// The header that marks retries.
 const KEY: HeaderName = HeaderName::from_static("idempotency-key");
@@ -68,9 +73,7 @@ pub(in crate::api) enum Recorded {
 /// The record of a stream that this server holds. Dropping it undoes that.
 pub(in crate::api) struct Recording {
     state: AppState,
-    store: Store,
-    owner: Owner,
-    pub(super) id: String,
+    pub(super) hold: Arc<Hold>,
     pub(super) record: StreamRecord,
     /// The first event that the client lacks, if another server has begun the stream.
     resumed_at: Option<usize>,
@@ -81,8 +84,8 @@ pub(in crate::api) struct Recording {
 }
 
 impl Asked {
-    /// The request, if its stream can be recorded: its events depend on nothing else than the record, and other servers use
-    /// the store. Of several texts, the order of the events would depend on the time, and so does the prompt if the chat
+    /// The request, if its stream can be recorded: its events depend on nothing else than the record, other servers use the
+    /// store, and it is not too long. Of several texts, the order of the events would depend on the time, and so does the prompt if the chat
     /// template reads the clock.
     pub(in crate::api) fn of(
         state: &AppState,
@@ -92,7 +95,8 @@ impl Asked {
     ) -> Option<Self> {
         let reads_clock = matches!(request.prompt, Prompt::Messages(_))
             && served.template.as_deref().is_some_and(ChatTemplate::reads_clock);
-        if reads_clock || request.choices.generated > 1 || !state.store().is_ok_and(Store::is_shared) {
+        let cannot = reads_clock || body.len() > MAX_BODY_BYTES;
+        if cannot || request.choices.generated > 1 || !state.store().is_ok_and(Store::is_shared) {
             return None;
         }
         let key = headers.get(KEY).and_then(|key| key.to_str().ok()).map(str::to_owned);
@@ -142,9 +146,11 @@ impl Recorded {
             in_memory: tier == Tier::Memory,
             named,
         };
-        let (store, id) = (state.store()?.clone(), Streams::new_id());
-        let recording = Recording::new(state, (store, *owner, id), record, None);
-        recording.put(state.options().max_time.unwrap_or(LONGEST) + RETENTION).await?;
+        let (store, id, bytes) = (state.store()?.clone(), Streams::new_id(), to_json(&record).into_bytes());
+        let kept = state.options().max_time.unwrap_or(LONGEST) + RETENTION;
+        // First: if the request ends here, the record is removed.
+        let recording = Recording::new(state, (store.clone(), *owner, id.clone()), record, None);
+        store.put_stream(*owner, &id, bytes, kept).await?;
         Ok(recording)
     }
 }
@@ -166,7 +172,8 @@ impl Recording {
         record: StreamRecord,
         resumed_at: Option<usize>,
     ) -> Self {
-        Self { state: state.clone(), store, owner, id, record, resumed_at, events: 0, settled: false }
+        let hold = Hold::new(store, owner, id);
+        Self { state: state.clone(), hold, record, resumed_at, events: 0, settled: false }
     }
 
     /// The request's headers and body.
@@ -197,52 +204,44 @@ impl Recording {
     }
 
     /// At the end of the stream: keeps the record for a while, so that other servers can still send its events. Removes it
-    /// if the stream is not `complete`.
+    /// if the stream is not `complete`. Does neither if another server has the stream, or the client has deleted it.
     pub(super) async fn settle(mut self, complete: bool) {
-        if !complete {
-            return self.delete().await;
-        }
         self.settled = true;
-        // If it is gone, the client has deleted it at another server.
-        if self.store.stream(self.owner, &self.id).await.is_ok() {
-            if let Err(error) = self.put(RETENTION).await {
-                warn!("the record of a stream was not kept: {}", error.message());
-            }
-            self.store.release_stream(self.owner, &self.id).await;
+        if !complete {
+            return withdraw(&self.hold).await;
+        }
+        if let Err(error) = self.hold.keep(RETENTION).await {
+            warn!("the record of a stream was not kept: {error}");
         }
     }
 
     /// Gives the stream up for another server.
     pub(super) async fn release(mut self) {
         self.settled = true;
-        self.store.release_stream(self.owner, &self.id).await;
+        self.hold.release().await;
     }
 
-    /// Removes the record: from now on no other server can compute the events.
-    pub(super) async fn delete(mut self) {
-        self.settled = true;
-        if let Err(error) = self.store.delete_stream(self.owner, &self.id).await {
-            warn!("the record of a stream was not removed: {error}");
-        }
+    /// Removes the record, after which no other server can compute the events. False if one may do so already.
+    pub(super) async fn withdraw(&mut self) -> bool {
+        let withdrawn = self.hold.withdraw().await.unwrap_or_else(|error| {
+            warn!("the record of a stream was not removed, so its turn is left to another server: {error}");
+            false
+        });
+        self.settled |= withdrawn;
+        withdrawn
     }
+}
 
-    async fn put(&self, kept: Duration) -> Result<(), ApiError> {
-        let record = to_json(&self.record).into_bytes();
-        Ok(self.store.put_stream(self.owner, &self.id, record, kept).await?)
+async fn withdraw(hold: &Hold) {
+    if let Err(error) = hold.withdraw().await {
+        warn!("the record of a stream was not removed: {error}");
     }
 }
 
 impl Drop for Recording {
     fn drop(&mut self) {
         let Some(runtime) = Handle::try_current().ok().filter(|_| !self.settled) else { return };
-        let (store, owner, id) = (self.store.clone(), self.owner, std::mem::take(&mut self.id));
-        let begun_elsewhere = self.resumed_at.is_some();
-        runtime.spawn(async move {
-            if begun_elsewhere {
-                store.release_stream(owner, &id).await;
-            } else if let Err(error) = store.delete_stream(owner, &id).await {
-                warn!("the record of a stream was not removed: {error}");
-            }
-        });
+        let (hold, begun_elsewhere) = (Arc::clone(&self.hold), self.resumed_at.is_some());
+        runtime.spawn(async move { if begun_elsewhere { hold.release().await } else { withdraw(&hold).await } });
     }
 }

@@ -74,10 +74,12 @@ pub(in crate::api) async fn end(
 ) -> Result<StatusCode, ApiError> {
     let Path(id) = id.map_err(|rejection| ApiError::invalid(Some("id"), rejection.to_string()))?;
     let here = state.streams().has(owner, &id);
-    // Before the turn ends early: no server may compute the whole of it then.
-    match takeover::forget(&state, owner, &id).await {
-        Err(error) if !here || error.status() != StatusCode::NOT_FOUND => return Err(error),
-        _ => {}
+    // Before the turn ends early: no server may compute the whole of it then. If one does, the turn here commits nothing.
+    if !state.streams().withdraw(owner, &id).await? {
+        match takeover::forget(&state, owner, &id).await {
+            Err(error) if !here || error.status() != StatusCode::NOT_FOUND => return Err(error),
+            _ => {}
+        }
     }
     if here {
         state.streams().delete(owner, &id)?;

@@ -16,6 +16,7 @@ use tokio::time::timeout;
 
 use super::active::StopHandle;
 use super::encoder::StreamEvent;
+use super::hold::Hold;
 use super::streams::{LogWriter, Streams};
 use super::version;
 use crate::api::error::ApiError;
@@ -144,13 +145,12 @@ pub(in crate::api) fn streamed(keep_alive: Duration) -> (Sink, Response) {
 }
 
 /// A stream that continues without its reader, who can resume it.
-pub(in crate::api) fn logged(
+pub(super) fn logged(
     streams: &Streams,
-    id: String,
-    (owner, stop): (Owner, StopHandle),
+    (owner, stop, hold): (Owner, StopHandle, Option<Arc<Hold>>),
     keep_alive: Duration,
 ) -> (Sink, Response) {
-    let (log, writer) = streams.open(id, owner, stop);
+    let (log, writer) = streams.open(owner, stop, hold);
     let mut response = respond(Arc::clone(&log).follow(0), keep_alive);
     if let Ok(id) = HeaderValue::from_str(log.id()) {
         response.headers_mut().insert(HeaderName::from_static("x-stream-id"), id);

@@ -13,6 +13,7 @@ use tokio::sync::watch;
 
 use super::active::{Stop, StopHandle};
 use super::encoder::StreamEvent;
+use super::hold::Hold;
 use crate::api::error::ApiError;
 use crate::session::Owner;
 
@@ -36,6 +37,8 @@ pub(in crate::api) struct Log {
     changed: watch::Sender<()>,
     /// Ends the run that writes it.
     stop: StopHandle,
+    /// Its record; none if no other server can continue it.
+    hold: Option<Arc<Hold>>,
 }
 
 #[derive(Default)]
@@ -201,9 +204,10 @@ impl Streams {
     }
 
     /// A new stream, and its writer, whose run `stop` ends.
-    pub(in crate::api) fn open(&self, id: String, owner: Owner, stop: StopHandle) -> (Arc<Log>, LogWriter) {
-        let log = Log { id: id.clone(), owner, events: Mutex::default(), changed: watch::Sender::new(()), stop };
-        let log = Arc::new(log);
+    pub(super) fn open(&self, owner: Owner, stop: StopHandle, hold: Option<Arc<Hold>>) -> (Arc<Log>, LogWriter) {
+        let id = hold.as_ref().map_or_else(Self::new_id, |hold| hold.id().to_owned());
+        let (events, changed) = (Mutex::default(), watch::Sender::new(()));
+        let log = Arc::new(Log { id: id.clone(), owner, events, changed, stop, hold });
         let mut logs = self.lock();
         make_room(&mut logs, owner);
         logs.insert(id, Arc::clone(&log));
@@ -222,6 +226,15 @@ impl Streams {
             return Err(no_longer_kept());
         }
         Ok(log.follow(next))
+    }
+
+    /// Removes the record of a stream that this server computes. False if the record, if there is one, is not this server's.
+    pub(super) async fn withdraw(&self, owner: Owner, id: &str) -> Result<bool, ApiError> {
+        let Some(log) = self.get(owner, id) else { return Ok(false) };
+        match &log.hold {
+            Some(hold) => Ok(hold.withdraw().await?),
+            None => Ok(true),
+        }
     }
 
     /// Forgets a stream of `owner`, and ends its run with the text so far. Its readers get the rest.

@@ -28,7 +28,8 @@ use async_trait::async_trait;
 pub(crate) use capacity::{Capacity, Change, Limits, Reservation, Shortfall, Totals, Victims};
 pub(crate) use edit::{Edit, Edited};
 pub(crate) use requests::{
-    Answer, Bounds, Commit, Create, Fork, Forks, NewReceipt, NewResponse, NewStream, NewVersion, Rewind, receipt_bytes,
+    Answer, Bounds, Commit, Create, Fork, Forks, MAX_ENDED_STREAMS, NewReceipt, NewResponse, NewStream, NewVersion,
+    Rewind, receipt_bytes,
 };
 pub(crate) use rows::{Head, LineageEntry, Listed, ResponseRow, SessionRow, StreamRow, VersionRow};
 pub(crate) use text_row::{DamagedText, EncodedText, TextRow, most_bytes, text_bytes};
@@ -215,7 +216,18 @@ pub(crate) trait Index: Debug + Send + Sync {
     /// Gives a stream up, so that another server can take it at once.
     async fn release_stream(&self, _owner: Owner, _id: &str) {}
 
-    /// Removes a stream, if it is there.
+    /// If this server holds a stream, which has ended: gives it up, and keeps it until `ends`. Removes the oldest of the
+    /// owner's ended streams beyond [`MAX_ENDED_STREAMS`].
+    async fn keep_stream(&self, _owner: Owner, _id: &str, _ends: u64) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    /// Removes a stream if this server holds it; false if it does not. Then another server may be computing it.
+    async fn withdraw_stream(&self, _owner: Owner, _id: &str) -> Result<bool, StoreError> {
+        Ok(true)
+    }
+
+    /// Removes a stream, if it is there, whoever holds it.
     async fn delete_stream(&self, _owner: Owner, _id: &str) -> Result<(), StoreError> {
         Ok(())
     }

@@ -254,6 +254,14 @@ impl Index for PostgresIndex {
         self.database.release_stream(owner, id).await;
     }
 
+    async fn keep_stream(&self, owner: Owner, id: &str, ends: u64) -> Result<(), StoreError> {
+        self.database.keep_stream(owner, id, ends).await
+    }
+
+    async fn withdraw_stream(&self, owner: Owner, id: &str) -> Result<bool, StoreError> {
+        self.database.withdraw_stream(owner, id).await
+    }
+
     async fn delete_stream(&self, owner: Owner, id: &str) -> Result<(), StoreError> {
         self.database.delete_stream(owner, id).await
     }

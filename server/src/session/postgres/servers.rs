@@ -13,7 +13,7 @@ use super::failure::Failure;
 use super::rows::{column, get, owner, owner_column};
 use crate::session::error::StoreError;
 use crate::session::id::{Owner, SessionId};
-use crate::session::index::{NewStream, StreamRow};
+use crate::session::index::{MAX_ENDED_STREAMS, NewStream, StreamRow};
 
 const SEEN: &str = "INSERT INTO servers (id, seen) VALUES ($1, clock_timestamp()) ON CONFLICT (id) DO UPDATE SET seen = \
     clock_timestamp()";
@@ -43,6 +43,13 @@ const TAKE_STREAM: &str = "UPDATE streams s SET server = $3 WHERE s.id = $1 AND 
     RETURNING true";
 
 const RELEASE_STREAM: &str = "UPDATE streams SET server = NULL WHERE id = $1 AND owner = $2 AND server = $3";
+
+/// The statement sees the streams as they were before it: the one that it keeps is not among the others.
+const KEEP_STREAM: &str = "WITH kept AS (UPDATE streams SET server = NULL, ends = $4, ended = true WHERE id = $1 AND owner = $2 AND \
+    server = $3 RETURNING id) DELETE FROM streams WHERE EXISTS (SELECT FROM kept) AND id IN (SELECT id FROM streams WHERE owner = $2 \
+    AND ended AND id <> $1 ORDER BY ends DESC OFFSET $5)";
+
+const WITHDRAW_STREAM: &str = "DELETE FROM streams WHERE id = $1 AND owner = $2 AND server = $3 RETURNING true";
 
 const DELETE_STREAM: &str = "DELETE FROM streams WHERE id = $1 AND owner = $2";
 
@@ -143,6 +150,16 @@ impl Database {
         if let Err(error) = self.retry(release).await {
             tracing::debug!(stream = id, %error, "a stream was not given up; its holder ends by itself");
         }
+    }
+
+    pub(super) async fn keep_stream(&self, of: Owner, id: &str, ends: u64) -> Result<(), StoreError> {
+        let (server, others) = (self.server.clone(), column(MAX_ENDED_STREAMS - 1));
+        self.retry(step!(KEEP_STREAM, id.to_owned(), owner_column(of), server, column(ends), others)).await.map(drop)
+    }
+
+    pub(super) async fn withdraw_stream(&self, of: Owner, id: &str) -> Result<bool, StoreError> {
+        let withdraw = step!(WITHDRAW_STREAM, id.to_owned(), owner_column(of), self.server.clone());
+        Ok(!self.retry(withdraw).await?.is_empty())
     }
 
     pub(super) async fn delete_stream(&self, of: Owner, id: &str) -> Result<(), StoreError> {

@@ -86,10 +86,8 @@ impl Inner {
         // What an owner has beyond its own budget is freed among its own versions. What is everybody's, the server that leads
         // removes anyway, and others must not wait for that here.
         let is_own = self.index.is_shared() && matches!(shortfall, Shortfall::Owner { .. });
-        let swept = match is_own {
-            true => 0,
-            false => self.index.expire(now(), self.exempt()).await? + self.index.prune_texts().await?,
-        };
+        let swept =
+            if is_own { 0 } else { self.index.expire(now(), self.exempt()).await? + self.index.prune_texts().await? };
         if swept == 0 {
             let (victims, missing) = self.victims(owner, needed, shortfall);
             let Some(evicted) = self.index.evict(victims, missing, self.options.lineage).await? else {

@@ -59,7 +59,8 @@ impl Inner {
         let committed = self.repeated(|| self.index.commit(commit.clone())).await;
         let Err(error) = committed else { return committed };
         let is_refused = matches!(error, StoreError::Stale { .. } | StoreError::Answered);
-        if !is_unknown(&error) && !(self.index.is_shared() && is_refused) {
+        let may_be_there = is_unknown(&error) || (self.index.is_shared() && is_refused);
+        if !may_be_there {
             return Err(error);
         }
         match self.find_commit(commit.owner, &commit.session, &commit.version.id).await {

@@ -43,6 +43,22 @@ impl Store {
         self.inner.index.release_stream(owner, id).await;
     }
 
+    /// Keeps the record of a stream that has ended for so long, and gives the stream up, if this server is its holder.
+    ///
+    /// # Errors
+    /// The index fails.
+    pub async fn keep_stream(&self, owner: Owner, id: &str, kept: Duration) -> Result<(), StoreError> {
+        self.inner.index.keep_stream(owner, id, now().saturating_add(kept.as_millis() as u64)).await
+    }
+
+    /// Removes the record of a stream if this server is its holder; false if it is not.
+    ///
+    /// # Errors
+    /// The index fails.
+    pub async fn withdraw_stream(&self, owner: Owner, id: &str) -> Result<bool, StoreError> {
+        self.inner.index.withdraw_stream(owner, id).await
+    }
+
     /// Removes the record of a stream, if there is one.
     ///
     /// # Errors

@@ -16,6 +16,8 @@ use crate::engine::{EngineHandle, EngineOptions, PassCost, PassCosts};
 use crate::session::shared::{Cluster, Death, Member};
 use crate::text::ChatTemplate;
 
+mod overtaken;
+
 /// Drafts cost nothing, so every one that is proposed is read.
 const FREE: PassCosts = PassCosts { step: PassCost { base: 1.0, each: 0.0 }, chunk: PassCost { base: 1.0, each: 0.0 } };
 

@@ -152,6 +152,9 @@ CREATE TABLE streams (
     -- Who writes it; NULL if nobody does.
     server text COLLATE "C",
     ends bigint NOT NULL,
+    -- Whether its turn has ended; of one that was only given up, another server must find the record.
+    ended boolean NOT NULL DEFAULT false,
     record bytea NOT NULL
 );
 CREATE INDEX streams_by_end ON streams (ends);
+CREATE INDEX ended_streams_by_owner ON streams (owner, ends) WHERE ended;

@@ -1,7 +1,7 @@
 //! Several servers: leases, the one that leads, and streams.
 
 use super::*;
-use crate::session::index::{NewStream, StreamRow};
+use crate::session::index::{MAX_ENDED_STREAMS, NewStream, StreamRow};
 
 /// Ends a server as a crash does: without a word, and the others find out when its time has passed.
 async fn crash(schema: &Schema, index: PostgresIndex) {
@@ -119,5 +119,82 @@ fn another_server_takes_a_stream_over_once_its_holder_ends() {
         one.put_stream(stream("c", NOW)).await.expect("it is stored");
         assert_eq!((one.stream(OWNER, "c").await, one.expire(NOW, none()).await), (missing(), Ok(0)));
         assert!(one.database.query(step!("SELECT FROM streams")).await.expect("rows").is_empty());
+    });
+}
+
+#[test]
+fn only_the_holder_of_a_stream_withdraws_or_keeps_it() {
+    with_schema(async |schema| {
+        let (one, two, other) = (schema.open().await, schema.open().await, Owner([2; 16]));
+        let row = StreamRow { owner: OWNER, record: b"what it was".to_vec() };
+        let stream = |id: &str| NewStream { id: id.to_owned(), row: row.clone(), ends: u64::MAX };
+        one.put_stream(stream("a")).await.expect("it is stored");
+        assert_eq!(
+            (two.withdraw_stream(OWNER, "a").await, one.withdraw_stream(other, "a").await),
+            (Ok(false), Ok(false))
+        );
+        assert_eq!(one.stream(OWNER, "a").await, Ok(row.clone()));
+        assert_eq!(
+            (one.withdraw_stream(OWNER, "a").await, one.withdraw_stream(OWNER, "a").await),
+            (Ok(true), Ok(false))
+        );
+        // One that is gone stays gone.
+        one.keep_stream(OWNER, "a", u64::MAX).await.expect("nothing is kept");
+        assert_eq!(one.stream(OWNER, "a").await, Err(StoreError::STREAM));
+        // One that another server has taken stays that server's.
+        one.put_stream(stream("b")).await.expect("it is stored");
+        one.release_stream(OWNER, "b").await;
+        assert_eq!(two.take_stream(OWNER, "b").await, Ok(true));
+        one.keep_stream(OWNER, "b", NOW).await.expect("nothing is kept");
+        assert_eq!((one.stream(OWNER, "b").await, one.take_stream(OWNER, "b").await), (Ok(row.clone()), Ok(false)));
+        two.keep_stream(OWNER, "b", u64::MAX).await.expect("it is kept");
+        assert_eq!(one.take_stream(OWNER, "b").await, Ok(true));
+        one.keep_stream(OWNER, "b", NOW).await.expect("it is kept");
+        assert_eq!(one.stream(OWNER, "b").await, Err(StoreError::STREAM), "its time has passed");
+    });
+}
+
+#[test]
+fn an_owner_keeps_the_streams_that_ended_last() {
+    with_schema(async |schema| {
+        let (one, other, most) = (schema.open().await, Owner([2; 16]), MAX_ENDED_STREAMS as i64);
+        let put = |owner, id: &str| {
+            let row = StreamRow { owner, record: b"what it was".to_vec() };
+            one.put_stream(NewStream { id: id.to_owned(), row, ends: NOW * 2 })
+        };
+        for (owner, id) in [(OWNER, "given up"), (OWNER, "held"), (OWNER, "ends"), (OWNER, "lost"), (other, "ends too")]
+        {
+            put(owner, id).await.expect("it is stored");
+        }
+        one.release_stream(OWNER, "given up").await;
+        schema
+            .execute(&format!(
+                "INSERT INTO streams SELECT n::text, owner, NULL, {} + n, true, '' FROM streams, generate_series(1, {most}) n \
+                 WHERE id = 'held'",
+                NOW * 3
+            ))
+            .await;
+        let gone = async |all: &[&str]| {
+            let mut gone = Vec::new();
+            for id in all {
+                let rows = one.database.query(step!("SELECT FROM streams WHERE id = $1", (*id).to_owned())).await;
+                if rows.expect("rows").is_empty() {
+                    gone.push((*id).to_owned());
+                }
+            }
+            gone
+        };
+        let all = ["given up", "held", "ends", "lost", "ends too", "1", "2", "3"];
+        // Those of others, and those that have not ended, do not count.
+        one.keep_stream(other, "ends too", NOW * 4).await.expect("it is kept");
+        assert!(gone(&all).await.is_empty());
+        one.keep_stream(OWNER, "ends", NOW * 4).await.expect("it is kept");
+        assert_eq!(gone(&all).await, ["1"]);
+        // Again, as after an answer that was lost; and one that is not there.
+        one.keep_stream(OWNER, "ends", NOW * 4).await.expect("nothing is kept");
+        one.keep_stream(OWNER, "none", NOW * 4).await.expect("nothing is kept");
+        assert_eq!(gone(&all).await, ["1"]);
+        one.keep_stream(OWNER, "lost", NOW * 4).await.expect("it is kept");
+        assert_eq!(gone(&all).await, ["1", "2"]);
     });
 }
