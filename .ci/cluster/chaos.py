@@ -358,11 +358,12 @@ class Faults:
         await self.cluster.postgres.restart(signal.SIGQUIT)
 
 
-def table(record: Record) -> None:
+def table(record: Record, end: float) -> None:
     """What happened during each kind of fault. Faults overlap, and what happened during two counts for both."""
     print("\n| fault | times | seconds | failed attempts | longest time without a change, s | violations |")
     print("| --- | --- | --- | --- | --- | --- |")
-    changes = sorted(record.changes)
+    # After the end, clients do nothing but what they have begun.
+    changes = sorted(at for at in record.changes if at <= end)
     gaps = [(after - before, before, after) for before, after in zip(changes, changes[1:])]
     for kind in sorted({fault.kind for fault in record.faults}):
         faults = [fault for fault in record.faults if fault.kind == kind]
@@ -420,7 +421,7 @@ async def main() -> None:
         await there.stop()
         for log in there.leaks():
             record.violation(f"a secret is in {log}")
-        report(record, began, healed, disturbed)
+        report(record, began, end, healed, disturbed)
         if record.violations:
             raise Failed(f"{len(record.violations)} violations with --seed {options.seed}")
 
@@ -436,7 +437,7 @@ async def verified(options: argparse.Namespace, clients: list[Client], record: R
           + ", ".join(f"{count} {name}" for name, count in sorted(totals.items())))
 
 
-def report(record: Record, began: float, healed: float, disturbed: int) -> None:
+def report(record: Record, began: float, end: float, healed: float, disturbed: int) -> None:
     seconds = healed - began
     changes = sum(at <= healed for at in record.changes)
     kinds = ", ".join(f"{count} {name}" for name, count in sorted(record.counts.items()))
@@ -445,7 +446,7 @@ def report(record: Record, began: float, healed: float, disturbed: int) -> None:
     if len(record.latencies) > 100:
         cut = statistics.quantiles(record.latencies, n=100)
         print(f"latency of changes, retries included: p50 {1000 * cut[49]:.0f} ms, p99 {1000 * cut[98]:.0f} ms")
-    table(record)
+    table(record, end)
 
 
 if __name__ == "__main__":

@@ -144,7 +144,9 @@ async def replay(api: Api, cluster: Api, ledger: Ledger, versions: dict[str, Fou
     """Does on another server what has made these versions, and compares every text. Returns how many."""
     children: dict[str | None, list[Found]] = {}
     for found in versions.values():
-        children.setdefault(found.parent, []).append(found)
+        # Others are violations already.
+        if found.label in ledger.operations:
+            children.setdefault(found.parent, []).append(found)
     texts = 0
     for first in children.get(None, []):
         operation = ledger.operations[first.label]
