@@ -28,8 +28,7 @@ use async_trait::async_trait;
 pub(crate) use capacity::{Capacity, Change, Limits, Reservation, Shortfall, Totals, Victims};
 pub(crate) use edit::{Edit, Edited};
 pub(crate) use requests::{
-    Answer, Bounds, Commit, Create, Fork, Forks, MAX_ENDED_STREAMS, NewReceipt, NewResponse, NewStream, NewVersion,
-    Rewind, receipt_bytes,
+    Answer, Bounds, Commit, Create, Fork, Forks, NewReceipt, NewResponse, NewStream, NewVersion, Rewind, receipt_bytes,
 };
 pub(crate) use rows::{Head, LineageEntry, Listed, ResponseRow, SessionRow, StreamRow, VersionRow};
 pub(crate) use text_row::{DamagedText, EncodedText, TextRow, most_bytes, text_bytes};
@@ -217,7 +216,7 @@ pub(crate) trait Index: Debug + Send + Sync {
     async fn release_stream(&self, _owner: Owner, _id: &str) {}
 
     /// If this server holds a stream, which has ended: gives it up, and keeps it until `ends`. Removes the oldest of the
-    /// owner's ended streams beyond [`MAX_ENDED_STREAMS`].
+    /// owner's ended streams beyond the newest 256.
     async fn keep_stream(&self, _owner: Owner, _id: &str, _ends: u64) -> Result<(), StoreError> {
         Ok(())
     }

@@ -156,9 +156,6 @@ pub(crate) struct NewResponse {
     pub(crate) receipt: Option<NewReceipt<Vec<u8>>>,
 }
 
-/// Streams of one owner that have ended and are kept: their records count towards no quota.
-pub(crate) const MAX_ENDED_STREAMS: u64 = 256;
-
 /// Stores a stream.
 #[derive(Clone, Debug)]
 #[allow(dead_code, reason = "what several servers need is being built")]

@@ -13,7 +13,10 @@ use super::failure::Failure;
 use super::rows::{column, get, owner, owner_column};
 use crate::session::error::StoreError;
 use crate::session::id::{Owner, SessionId};
-use crate::session::index::{MAX_ENDED_STREAMS, NewStream, StreamRow};
+use crate::session::index::{NewStream, StreamRow};
+
+/// Streams of one owner that have ended and are kept: their records count towards no quota.
+pub(super) const MAX_ENDED_STREAMS: u64 = 256;
 
 const SEEN: &str = "INSERT INTO servers (id, seen) VALUES ($1, clock_timestamp()) ON CONFLICT (id) DO UPDATE SET seen = \
     clock_timestamp()";

@@ -1,7 +1,8 @@
 //! Several servers: leases, the one that leads, and streams.
 
 use super::*;
-use crate::session::index::{MAX_ENDED_STREAMS, NewStream, StreamRow};
+use crate::session::index::{NewStream, StreamRow};
+use crate::session::postgres::servers::MAX_ENDED_STREAMS;
 
 /// Ends a server as a crash does: without a word, and the others find out when its time has passed.
 async fn crash(schema: &Schema, index: PostgresIndex) {
