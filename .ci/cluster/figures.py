@@ -49,8 +49,8 @@ async def latency(program: str, requests: int) -> None:
     """One request at a time, to each server in turn."""
     async with (
         single(program, ONE_THREAD) as folder,
-        cluster(program, 1, embedded=True, flags=ONE_THREAD) as s3,
-        cluster(program, 1, flags=ONE_THREAD) as shared,
+        cluster(program, 1, embedded=True, flags=ONE_THREAD, gated=False) as s3,
+        cluster(program, 1, flags=ONE_THREAD, gated=False) as shared,
     ):
         servers = {
             "embedded index, snapshots in a folder": api_to(folder.url),
@@ -79,7 +79,7 @@ async def throughput(program: str, seconds: float, clients: int, tokens: int) ->
     print(f"\n| replicas | turns of {tokens} tokens per second, {clients} clients | p50, ms | p99, ms |")
     print("| --- | --- | --- | --- |")
     for replicas in (1, 2, 3):
-        async with cluster(program, replicas, flags=ONE_THREAD) as there:
+        async with cluster(program, replicas, flags=ONE_THREAD, gated=False) as there:
             times: list[float] = []
             apis = [api_to(there.url, f"client{n}") for n in range(clients)]
             end = time.perf_counter() + seconds + 2
@@ -235,7 +235,7 @@ async def main() -> None:
     print(f"`{' '.join(sys.argv)}`, {commit_of(options.program)}, {machine()}, {datetime.date.today()}")
     await latency(options.program, options.requests)
     await throughput(options.program, options.seconds, options.clients, options.tokens)
-    async with cluster(options.program, 2, flags=ONE_THREAD) as there:
+    async with cluster(options.program, 2, flags=ONE_THREAD, gated=False) as there:
         await requests(there)
         await space(there, options.sessions, options.turns)
 

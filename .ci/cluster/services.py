@@ -235,7 +235,9 @@ class Replica(Child):
 class Cluster:
     """Replicas behind HAProxy. With the embedded index there is one replica, which has the index in its folder."""
 
-    def __init__(self, folder: pathlib.Path, program: str, replicas: int, embedded: bool, flags: list[str]):
+    def __init__(
+        self, folder: pathlib.Path, program: str, replicas: int, embedded: bool, flags: list[str], gated: bool
+    ):
         # PostgreSQL does not run as root.
         user = "postgres" if os.getuid() == 0 else None
         self.folder, self.program = folder, program
@@ -248,12 +250,11 @@ class Cluster:
         self.s3_url = f"http://{HOST}:{s3_port}"
         self.replicas = []
         for number in range(1 if embedded else replicas):
-            gates = {"store": Gate(s3_port)}
-            index = []
-            if self.postgres:
-                gates["index"] = Gate(self.postgres.port)
-                index = self.index(gates["index"].port)
-            aws = self.aws(gates["store"].port)
+            ports = {"store": s3_port, **({"index": self.postgres.port} if self.postgres else {})}
+            gates = {name: Gate(port) for name, port in ports.items()} if gated else {}
+            ports |= {name: gate.port for name, gate in gates.items()}
+            index = self.index(ports["index"]) if self.postgres else []
+            aws = self.aws(ports["store"])
             self.replicas.append(Replica(f"replica{number}", folder, program, [*index, *STORE, *flags], gates, **aws))
         self.proxy = Proxy(folder, self.replicas)
         self.url = self.proxy.url
@@ -367,13 +368,14 @@ class Proxy(Child):
 
 @contextlib.asynccontextmanager
 async def cluster(
-    program: str, replicas: int, embedded: bool = False, flags: list[str] | None = None, keep: bool = False
+    program: str, replicas: int, embedded: bool = False, flags: list[str] | None = None, keep: bool = False,
+    gated: bool = True,
 ) -> AsyncIterator[Cluster]:
-    """A running cluster in a temporary folder, which remains if `keep` is set or something fails."""
+    """A running cluster in a temporary folder, which remains if `keep` is set or something fails. Gates take processor time."""
     folder = pathlib.Path(tempfile.mkdtemp(prefix="tidegate-cluster-"))
     # PostgreSQL may run as another user.
     folder.chmod(0o755)
-    made = Cluster(folder, program, replicas, embedded, flags or [])
+    made = Cluster(folder, program, replicas, embedded, flags or [], gated)
     try:
         await made.start()
         yield made
