@@ -10,6 +10,7 @@ server with the embedded index, whose texts must be the same.
 
 import argparse
 import asyncio
+import contextlib
 import random
 import signal
 import statistics
@@ -176,6 +177,7 @@ class Client:
         kept = [turn["version"] for turn in answer.body["data"] if turn["kept"]]
         target = self.dice.choice(kept)
         path, headers = f"/v1/sessions/{conversation.id}/rewind", {"if-match": conversation.head}
+        conversation.rewound.add(target)
         tries = len(self.record.failures)
         answer = await self.api.send("rewind", "POST", path, {"version": target}, headers)
         if len(self.record.failures) > tries:
@@ -251,6 +253,50 @@ class Client:
             raise Violation(f"{operation.kind} {operation.id}: {str(found)[:500]}")
 
 
+class Overtaken(Client):
+    """Takes turns on a replica that is about to stop, and goes on with another one: the first one will be too late."""
+
+    SESSIONS = 4
+
+    def __init__(self, *arguments) -> None:
+        super().__init__(*arguments)
+        self.leaving: list[asyncio.Task] = []
+
+    async def begin(self, replica: Replica) -> list[Conversation]:
+        """Sends turns to the replica, and returns once they run."""
+        known = set(self.ledger.conversations)
+        for _ in range(self.SESSIONS):
+            await self.guarded(self.create, None)
+        conversations = [new for id, new in self.ledger.conversations.items() if id not in known]
+        direct = Api(replica.url, self.ledger.token, self.record, self.dice)
+        for conversation in conversations:
+            operation, _ = self.next_turn("overtaken", conversation)
+            operation.body |= {"max_tokens": 400, "on_disconnect": "continue"}
+            conversation.doubtful.add(operation.id)
+            self.leaving.append(asyncio.create_task(self.leave(direct, operation)))
+        with contextlib.suppress(asyncio.TimeoutError, aiohttp.ClientError, OSError):
+            async with asyncio.timeout(1):
+                for conversation in conversations:
+                    path = f"/v1/sessions/{conversation.id}"
+                    while not (await direct.attempt("GET", path)).body.get("in_use"):
+                        await asyncio.sleep(0.005)
+        return conversations
+
+    async def leave(self, direct: Api, operation: Operation) -> None:
+        """A turn without an idempotency key, whose client does not wait for the answer."""
+        try:
+            async with asyncio.timeout(2):
+                await direct.attempt("POST", operation.path, operation.body)
+        except (asyncio.TimeoutError, aiohttp.ClientError, OSError):
+            self.record.counts["turns left on a replica that stops"] += 1
+
+    async def go_on(self, conversations: list[Conversation], other: Replica) -> None:
+        """Takes a turn in each session, which the other replica may do once the first one has lost its lease."""
+        usual, self.api.url = self.api.url, other.url
+        await asyncio.gather(*(self.guarded(self.turn, conversation) for conversation in conversations))
+        self.api.url = usual
+
+
 class Stateless:
     """Sends completions without sessions, which need neither PostgreSQL nor the S3 server."""
 
@@ -271,12 +317,12 @@ class Stateless:
 class Faults:
     """Two things happen at the same time: something to one replica after another, and something to what they share."""
 
-    def __init__(self, there: Cluster, record: Record, seed: int):
-        self.cluster, self.record = there, record
+    def __init__(self, there: Cluster, record: Record, seed: int, overtaken: Overtaken):
+        self.cluster, self.record, self.overtaken = there, record, overtaken
         self.dice = random.Random(f"{seed}/faults")
 
     async def run(self, end: float) -> None:
-        replica = {self.kill: "SIGKILL of a replica", self.stop: f"SIGSTOP of a replica for {LEASE_S + 2} s",
+        replica = {self.kill: "SIGKILL of a replica", self.stop: "SIGSTOP of a replica for longer than a lease",
                    self.term: "SIGTERM of a replica", self.cut_s3: "a replica cut off from S3"}
         shared = {self.s3_stops: "S3 server does not answer", self.s3_refuses: "S3 server refuses connections"}
         if self.cluster.postgres:
@@ -306,8 +352,13 @@ class Faults:
         await replica.ready()
 
     async def stop(self, replica: Replica) -> None:
+        others = [other for other in self.cluster.replicas if other is not replica]
+        turns = await self.overtaken.begin(replica)
         replica.signal(signal.SIGSTOP)
-        await asyncio.sleep(LEASE_S + 2)
+        if others:
+            await self.overtaken.go_on(turns, self.dice.choice(others))
+        else:
+            await asyncio.sleep(LEASE_S + 2)
         replica.signal(signal.SIGCONT)
         await replica.ready()
 
@@ -404,11 +455,13 @@ async def main() -> None:
         clients = [Client(n, there.url, record, options.seed, options.think) for n in range(options.clients)]
         stateless = [Stateless(n, there.url, record, options.think) for n in range(3)]
         running = asyncio.gather(*(client.run(end) for client in [*clients, *stateless]))
+        overtaken = Overtaken(options.clients, there.url, record, options.seed, options.think)
         if not options.calm:
-            await Faults(there, record, options.seed).run(end)
+            await Faults(there, record, options.seed, overtaken).run(end)
         await asyncio.sleep(max(0.0, end - time.monotonic()))
         await there.heal()
-        await running
+        await asyncio.gather(running, *overtaken.leaving)
+        clients.append(overtaken)
         healed, disturbed = time.monotonic(), len(record.failures)
         await asyncio.gather(*(client.last_turns() for client in clients))
         await verified(options, clients, record, there)

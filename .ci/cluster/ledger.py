@@ -36,6 +36,8 @@ class Conversation:
     # Operations without an answer, which may still have happened, or happen later; and targets of such rewinds.
     doubtful: set[str] = dataclasses.field(default_factory=set)
     targets: set[str] = dataclasses.field(default_factory=set)
+    # All versions to which it was rewound.
+    rewound: set[str] = dataclasses.field(default_factory=set)
 
     @property
     def is_certain(self) -> bool:
@@ -95,6 +97,7 @@ async def compare(api: Api, ledger: Ledger) -> dict[str, Found]:
         listed[session] = {row["version"] for row in rows}
         if len(listed[session]) != len(rows):
             violation(f"{session} lists a version twice")
+        compare_order(ledger, session, rows)
         for row in rows:
             found = Found(row["version"], row["parent"], row["label"], session)
             known = versions.setdefault(found.id, found)
@@ -120,6 +123,15 @@ async def compare(api: Api, ledger: Ledger) -> dict[str, Found]:
         if head != conversation.head and label not in conversation.doubtful and head not in conversation.targets:
             violation(f"the head of {conversation.id} is {head} ({label}), not {conversation.head}")
     return versions
+
+
+def compare_order(ledger: Ledger, session: str, rows: list[dict]) -> None:
+    """Each version continues the one before it, or one to which the session was rewound: none has replaced another."""
+    conversation = ledger.conversations.get(session)
+    for before, row in zip(rows, rows[1:]):
+        if row["parent"] != before["version"] and not (conversation and row["parent"] in conversation.rewound):
+            after = f"{row['version']} ({row['label']}) continues {row['parent']}"
+            ledger.record.violation(f"{after}, and the head of {session} was {before['version']} ({before['label']})")
 
 
 def compare_sessions(ledger: Ledger, sessions: dict[str, dict]) -> None:
