@@ -14,7 +14,7 @@ use tidegate_server::session::SystemDisk;
 use tidegate_server::session::maintenance::Cluster;
 use tidegate_server::session::maintenance::{self, Copied, Moved, Report};
 
-use crate::cli::{ClusterArgs, SessionsArgs, SessionsCommand};
+use crate::cli::{PlaceArgs, SessionsArgs, SessionsCommand};
 use crate::store::default_folder;
 #[cfg(feature = "postgres")]
 use crate::store::{index_url, objects};
@@ -25,8 +25,8 @@ const SESSIONS: &str = "sessions";
 /// Runs the command for each model that has sessions; returns whether nothing is wrong.
 pub(crate) fn run(args: &SessionsArgs) -> Result<bool> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    if let Some(cluster) = args.command.cluster() {
-        return runtime.block_on(run_shared(cluster, &args.command));
+    if let Some(place) = args.command.shared() {
+        return runtime.block_on(run_shared(place, &args.command));
     }
     let data = args.data_dir.clone().unwrap_or_else(default_folder);
     let stores = data.join(SESSIONS);
@@ -66,10 +66,10 @@ pub(crate) fn run(args: &SessionsArgs) -> Result<bool> {
 
 /// Runs the command on the sessions that several servers share, for each model.
 #[cfg(feature = "postgres")]
-async fn run_shared(args: &ClusterArgs, command: &SessionsCommand) -> Result<bool> {
-    let url = index_url(args.index.as_ref(), args.index_file.as_deref())?;
+async fn run_shared(place: &PlaceArgs, command: &SessionsCommand) -> Result<bool> {
+    let url = index_url(place)?;
     let url: PostgresUrl = url.parse().map_err(|error: String| anyhow::anyhow!("--index {error}"))?;
-    let store = args.store.as_deref().context("--index needs --store")?;
+    let store = place.store.as_deref().context("--index needs --store")?;
     let models = match command {
         SessionsCommand::Import { from, .. } => folders(from)?.into_iter().map(|(_, name)| name).collect(),
         _ => maintenance::models(&url).await?,
@@ -114,7 +114,7 @@ async fn run_on_model(cluster: &Cluster, name: &str, command: &SessionsCommand) 
 
 #[cfg(not(feature = "postgres"))]
 #[expect(clippy::unused_async, reason = "so it is with the feature")]
-async fn run_shared(_: &ClusterArgs, _: &SessionsCommand) -> Result<bool> {
+async fn run_shared(_: &PlaceArgs, _: &SessionsCommand) -> Result<bool> {
     bail!("--index needs a program that was built with the feature `postgres`")
 }
 

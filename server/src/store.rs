@@ -14,13 +14,13 @@ use tidegate_server::session::{Durability, Location, Store, StoreOptions, StoreS
 use tracing::{info, warn};
 use url::Url;
 
-use crate::cli::{Budget, DurabilityArg, SecretUrl, SessionArgs, Switch};
+use crate::cli::{Budget, DurabilityArg, PlaceArgs, SecretUrl, SessionArgs, Switch};
 
 /// Creates the data folder and checks that it is writable, so that a mistake shows now and not as a lost session later.
 /// A folder given by `--data-dir` must be writable; if the default one is not, sessions are kept in memory only. There is none
 /// if sessions are in PostgreSQL.
 pub(crate) fn data_folder(args: &SessionArgs) -> Result<Option<PathBuf>> {
-    if args.has_index() {
+    if args.place.has_index() {
         return Ok(None);
     }
     if let Some(folder) = &args.data_dir {
@@ -175,9 +175,9 @@ async fn open_in(args: &SessionArgs, space: Space, data: Option<&Path>, served: 
     let codec = Arc::clone(codec);
     let model = sessions_folder(Path::new(""), &codec.fingerprint);
     let model = model.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let store = match &args.store {
-        Some(url) if args.has_index() => {
-            let index = index_url(args.index.as_ref(), args.index_file.as_deref())?;
+    let store = match &args.place.store {
+        Some(url) if args.place.has_index() => {
+            let index = index_url(&args.place)?;
             #[cfg(feature = "postgres")]
             {
                 let index = index.parse().map_err(|error: String| anyhow::anyhow!("--index {error}"))?;
@@ -195,8 +195,8 @@ async fn open_in(args: &SessionArgs, space: Space, data: Option<&Path>, served: 
             Store::open_with(objects(url, &model)?, options, codec).await?
         }
     };
-    let place = match (&args.store, data) {
-        (Some(url), _) if args.has_index() => format!("PostgreSQL, snapshots in {url}"),
+    let place = match (&args.place.store, data) {
+        (Some(url), _) if args.place.has_index() => format!("PostgreSQL, snapshots in {url}"),
         (Some(url), _) => url.clone(),
         (None, Some(data)) => data.display().to_string(),
         (None, None) => "memory".to_owned(),
@@ -221,8 +221,8 @@ pub(crate) fn objects(url: &str, model: &str) -> Result<Arc<dyn ObjectStore>> {
 }
 
 /// The URL of `--index`, or what the file of `--index-file` contains.
-pub(crate) fn index_url(index: Option<&SecretUrl>, file: Option<&Path>) -> Result<String> {
-    match (index, file) {
+pub(crate) fn index_url(place: &PlaceArgs) -> Result<String> {
+    match (&place.index, &place.index_file) {
         (Some(SecretUrl(url)), _) => Ok(url.clone()),
         (None, Some(file)) => {
             let url = std::fs::read_to_string(file).with_context(|| format!("--index-file: {}", file.display()))?;
@@ -260,8 +260,8 @@ mod tests {
         let url = "postgres://u:mellon7@h/d";
         let both = ["--index", url, "--store", "file:///s"];
         let args = parse(&both).map_err(|error| error.to_string()).expect("they are taken").args;
-        assert!(args.has_index() && data_folder(&args).expect("none is needed").is_none());
-        assert_eq!(index_url(args.index.as_ref(), None).expect("a URL"), url);
+        assert!(args.place.has_index() && data_folder(&args).expect("none is needed").is_none());
+        assert_eq!(index_url(&args.place).expect("a URL"), url);
         assert!(!format!("{args:?}").contains("mellon7"));
         for wrong in [&both[..2], &[&both[..], &["--index-file", "f"]].concat()] {
             let error = parse(wrong).map(drop).expect_err("they are refused").to_string();

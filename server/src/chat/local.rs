@@ -42,10 +42,10 @@ impl Local {
     pub(super) async fn open(args: &ChatArgs, folder: &Path, name: Option<String>) -> Result<Self> {
         let mut sessions = args.sessions.clone();
         if args.no_keep {
-            (sessions.index, sessions.index_file) = (None, None);
+            (sessions.place.index, sessions.place.index_file) = (None, None);
         }
         let data = if args.no_keep { None } else { store::data_folder(&sessions)? };
-        let keeps = data.is_some() || sessions.has_index();
+        let keeps = data.is_some() || sessions.place.has_index();
         let options = OpenOptions {
             name,
             backend: args.model.backend,

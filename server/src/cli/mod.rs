@@ -30,9 +30,9 @@ pub(crate) use http::HttpArgs;
 pub(crate) use hub::{ModelsArgs, ModelsOutput, PullArgs};
 pub(crate) use parse::Budget;
 use parse::{DEFAULT_PORT, bytes, port, positive, slots, within};
-pub(crate) use sessions::{ClusterArgs, SessionsArgs, SessionsCommand};
+pub(crate) use sessions::{SessionsArgs, SessionsCommand};
 pub(crate) use shared::{LogArgs, LogFormat, ModelArgs};
-pub(crate) use storage::{DurabilityArg, SecretUrl, SessionArgs, Switch};
+pub(crate) use storage::{DurabilityArg, PlaceArgs, SecretUrl, SessionArgs, Switch};
 
 const NOTES: &str = "\
 Without a command, flags are those of `serve`: `tidegate --port 9000`.

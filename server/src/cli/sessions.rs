@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
-use super::storage::{SecretUrl, secret_url};
+use super::storage::PlaceArgs;
 
 /// Shown below the commands by `sessions --help`.
 const NOTES: &str = "\
@@ -24,35 +24,13 @@ pub(crate) struct SessionsArgs {
     pub(crate) command: SessionsCommand,
 }
 
-/// Where the sessions of several servers are, if the command is about these.
-#[derive(Clone, Debug, Args)]
-pub(crate) struct ClusterArgs {
-    /// PostgreSQL of several servers, as postgres://USER:PASSWORD@HOST:PORT/DATABASE, instead of a folder
-    #[arg(
-        long,
-        env = "TIDEGATE_INDEX",
-        hide_env_values = true,
-        value_name = "URL",
-        value_parser = secret_url,
-        requires = "store",
-        conflicts_with = "index_file"
-    )]
-    pub(crate) index: Option<SecretUrl>,
-    /// File with the URL of --index
-    #[arg(long, env = "TIDEGATE_INDEX_FILE", value_name = "FILE", requires = "store")]
-    pub(crate) index_file: Option<PathBuf>,
-    /// Object store of these servers, as s3://BUCKET/FOLDER (needs the feature `s3`) or file:///FOLDER
-    #[arg(long, env = "TIDEGATE_STORE", value_name = "URL")]
-    pub(crate) store: Option<String>,
-}
-
 impl SessionsCommand {
-    /// The servers that the command is about; `None` for a folder.
-    pub(crate) fn cluster(&self) -> Option<&ClusterArgs> {
-        let (Self::Verify(cluster) | Self::Export { cluster, .. } | Self::Import { cluster, .. }) = self else {
+    /// Where the sessions of several servers are, if the command is about those; `None` for a folder.
+    pub(crate) fn shared(&self) -> Option<&PlaceArgs> {
+        let (Self::Verify(place) | Self::Export { place, .. } | Self::Import { place, .. }) = self else {
             return None;
         };
-        Some(cluster).filter(|args| args.index.is_some() || args.index_file.is_some())
+        Some(place).filter(|place| place.has_index())
     }
 }
 
@@ -61,7 +39,7 @@ impl SessionsCommand {
 pub(crate) enum SessionsCommand {
     /// Check the index, its journal and every snapshot; list what is wrong, and change nothing
     #[command(visible_alias = "check")]
-    Verify(ClusterArgs),
+    Verify(PlaceArgs),
     /// Rebuild a damaged index or journal from the other; rewind sessions whose snapshot is lost
     Repair,
     /// Write every session as a JSON file, and its snapshots as files
@@ -69,14 +47,14 @@ pub(crate) enum SessionsCommand {
         /// Folder to write to
         to: PathBuf,
         #[command(flatten)]
-        cluster: ClusterArgs,
+        place: PlaceArgs,
     },
     /// Add exported sessions under the same ids
     Import {
         /// Folder that `export` wrote
         from: PathBuf,
         #[command(flatten)]
-        cluster: ClusterArgs,
+        place: PlaceArgs,
     },
     /// Copy all sessions, also while a server runs; copies only what an earlier backup there lacks
     Backup {

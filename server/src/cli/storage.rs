@@ -26,23 +26,8 @@ pub(crate) struct SessionArgs {
     /// Acknowledge a turn once it is on disk, or up to a second before (memory)
     #[arg(long, env = "TIDEGATE_DURABILITY", value_enum, default_value_t = DurabilityArg::Turn)]
     pub(crate) durability: DurabilityArg,
-    /// Object store for snapshots, as s3://BUCKET/FOLDER (needs the feature `s3`) or file:///FOLDER
-    #[arg(long, env = "TIDEGATE_STORE", value_name = "URL")]
-    pub(crate) store: Option<String>,
-    /// PostgreSQL for sessions, as postgres://USER:PASSWORD@HOST:PORT/DATABASE; several servers may share it and --store
-    #[arg(
-        long,
-        env = "TIDEGATE_INDEX",
-        hide_env_values = true,
-        value_name = "URL",
-        value_parser = secret_url,
-        requires = "store",
-        conflicts_with = "index_file"
-    )]
-    pub(crate) index: Option<SecretUrl>,
-    /// File with the URL of --index
-    #[arg(long, env = "TIDEGATE_INDEX_FILE", value_name = "FILE", requires = "store")]
-    pub(crate) index_file: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) place: PlaceArgs,
     /// Planned memory of the process; what the model and requests leave of it caches states
     #[arg(long, env = "TIDEGATE_RAM_BUDGET", value_name = "SIZE", default_value = "1GiB", value_parser = size)]
     pub(crate) ram_budget: u64,
@@ -74,7 +59,29 @@ pub(crate) struct SessionArgs {
     pub(crate) secret_file: Option<PathBuf>,
 }
 
-impl SessionArgs {
+/// Where sessions are, if not in the data folder.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct PlaceArgs {
+    /// Object store for snapshots, as s3://BUCKET/FOLDER (needs the feature `s3`) or file:///FOLDER
+    #[arg(long, env = "TIDEGATE_STORE", value_name = "URL")]
+    pub(crate) store: Option<String>,
+    /// PostgreSQL for sessions, as postgres://USER:PASSWORD@HOST:PORT/DATABASE; several servers may share it and --store
+    #[arg(
+        long,
+        env = "TIDEGATE_INDEX",
+        hide_env_values = true,
+        value_name = "URL",
+        value_parser = secret_url,
+        requires = "store",
+        conflicts_with = "index_file"
+    )]
+    pub(crate) index: Option<SecretUrl>,
+    /// File with the URL of --index
+    #[arg(long, env = "TIDEGATE_INDEX_FILE", value_name = "FILE", requires = "store")]
+    pub(crate) index_file: Option<PathBuf>,
+}
+
+impl PlaceArgs {
     /// Whether sessions are in PostgreSQL, so that no data folder is used.
     pub(crate) fn has_index(&self) -> bool {
         self.index.is_some() || self.index_file.is_some()
@@ -93,7 +100,7 @@ impl fmt::Debug for SecretUrl {
 
 /// Takes any text, because clap prints what it refuses.
 #[expect(clippy::unnecessary_wraps, reason = "clap's parsers may fail")]
-pub(super) fn secret_url(text: &str) -> Result<SecretUrl, Infallible> {
+fn secret_url(text: &str) -> Result<SecretUrl, Infallible> {
     Ok(SecretUrl(text.to_owned()))
 }
 
