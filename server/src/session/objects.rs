@@ -39,7 +39,7 @@ const PATIENCE: Duration = Duration::from_millis(if cfg!(test) { 500 } else { 6_
 /// The slowest transfer that is waited for, in bytes per millisecond: a mebibyte per second.
 const SLOWEST: u64 = 1 << 10;
 
-/// The longest transfer that is waited for. An object that is not in the index after much longer is removed.
+/// The longest transfer that is waited for: much less than the time after which an object that no index names is removed.
 const TRANSFER: Duration = Duration::from_mins(10);
 
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
@@ -82,8 +82,8 @@ impl Objects {
         Self { store, backend, folder: None, uploads: Arc::default(), unsynced: None }
     }
 
-    /// Those of a store that other servers use as well, and that may be out of reach. Its operations are tried again for some
-    /// seconds, and then fail.
+    /// Those of a store that other servers use as well. Operations that fail are tried again for some seconds.
+    #[cfg(any(test, feature = "postgres"))]
     pub(crate) fn remote(store: Arc<dyn ObjectStore>) -> Self {
         Self { backend: Backend::new("the object store", &OPERATIONS, true), ..Self::new(store) }
     }

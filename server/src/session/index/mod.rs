@@ -46,7 +46,6 @@ pub(crate) type Exempt = Arc<dyn Fn(&str) -> bool + Send + Sync>;
 pub(crate) type Missing = BTreeMap<String, (VersionRow, Vec<String>)>;
 
 /// An index. Times are in unix milliseconds, where nothing else is said.
-#[allow(dead_code, reason = "what several servers need is being built")]
 #[async_trait]
 pub(crate) trait Index: Debug + Send + Sync {
     // ---- Reading

@@ -154,7 +154,6 @@ pub(crate) struct ResponseRow {
 
 /// A stream whose events can be computed again.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(dead_code, reason = "what several servers need is being built")]
 pub(crate) struct StreamRow {
     pub(crate) owner: Owner,
     /// What the request was. The index does not look into it.

@@ -52,7 +52,7 @@ const DISK: &str = "SELECT coalesce(sum(bytes), 0)::bigint FROM used";
 
 const SESSIONS: &str = concat!("SELECT ", session_columns!(), " FROM sessions s WHERE s.id = ANY($1)");
 
-/// The limit is an upper bound: as many as are released meanwhile are listed without their objects.
+/// The limit is an upper bound, because a released version stays in the list without its object.
 const LISTS: &str = concat!(
     "SELECT l.session, l.position, l.kept, ",
     version_columns!(),

@@ -174,7 +174,7 @@ impl Store {
     }
 
     /// The store over an index and an object store that are open, which other stores may use at the same time.
-    #[allow(dead_code, reason = "what several servers need is being built")]
+    #[cfg(test)]
     pub(crate) fn over(
         index: Arc<dyn Index>,
         objects: Arc<dyn ObjectStore>,

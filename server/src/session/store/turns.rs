@@ -46,6 +46,14 @@ struct Absent {
     replaces: bool,
 }
 
+/// What a turn starts from.
+struct Origin {
+    session: Session,
+    absent: Option<Absent>,
+    head: Arc<Snapshot>,
+    tier: Tier,
+}
+
 /// What a request expects of its session's head until it ends.
 #[derive(Clone, Copy, Debug)]
 struct Expectation {
@@ -84,23 +92,8 @@ impl Store {
         let reserved = Arc::new(inner.admit(owner, inner.codec.max_bytes() as u64).await?);
         let (snapshot, tier) = inner.fetch(&version_id(&row.head)?, &head).await?;
         let session = inner.session(id.clone(), row, head)?;
-        let (inner, text_reserved, forks) = (Arc::clone(inner), None, TurnForks::default());
-        let (absent, head) = (None, snapshot);
-        let repeats = false;
-        Ok(Turn {
-            inner,
-            owner,
-            session,
-            absent,
-            head,
-            tier,
-            expectation,
-            lease,
-            reserved,
-            text_reserved,
-            forks,
-            repeats,
-        })
+        let origin = Origin { session, absent: None, head: snapshot, tier };
+        Ok(Turn::new(inner, owner, origin, (lease, expectation, reserved)))
     }
 
     /// As [`Self::begin`]. If there is no session with this id, it is the turn of an empty one, which [`Turn::create_session`]
@@ -138,22 +131,8 @@ impl Store {
             Some(head) => inner.fetch(&session.head.id, &head).await?,
             None => (Arc::new(Snapshot::empty(seed)), Tier::Memory),
         };
-        let (inner, text_reserved, forks) = (Arc::clone(inner), None, TurnForks::default());
-        let repeats = false;
-        Ok(Turn {
-            inner,
-            owner,
-            session,
-            absent,
-            head,
-            tier,
-            expectation,
-            lease,
-            reserved,
-            text_reserved,
-            forks,
-            repeats,
-        })
+        let origin = Origin { session, absent, head, tier };
+        Ok(Turn::new(inner, owner, origin, (lease, expectation, reserved)))
     }
 
     /// Moves a session's head to another version of the same owner whose snapshot is kept. The session then lists it, and so
@@ -243,6 +222,17 @@ impl Inner {
 }
 
 impl Turn {
+    fn new(
+        inner: &Arc<Inner>,
+        owner: Owner,
+        origin: Origin,
+        (lease, expectation, reserved): (Held, Expectation, Arc<Reservation>),
+    ) -> Self {
+        let (inner, Origin { session, absent, head, tier }) = (Arc::clone(inner), origin);
+        let (text_reserved, forks, repeats) = (None, TurnForks::default(), false);
+        Self { inner, owner, session, absent, head, tier, expectation, lease, reserved, text_reserved, forks, repeats }
+    }
+
     /// The session at the start of the turn.
     pub fn session(&self) -> &Session {
         &self.session

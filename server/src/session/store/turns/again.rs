@@ -3,11 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Expectation, Turn};
+use super::{Expectation, Origin, Turn};
 use crate::session::error::StoreError;
 use crate::session::id::{Owner, SessionId, VersionId};
 use crate::session::store::inner::{Inner, Store};
-use crate::session::store::turn_forks::TurnForks;
 use crate::session::store::types::{Session, Tier};
 
 /// How a turn began that is carried out again.
@@ -36,6 +35,7 @@ impl Store {
     ) -> Result<Turn, StoreError> {
         let Restart { from, tier, named } = restart;
         let inner = &self.inner;
+        inner.check_reach()?;
         let (lease, expectation, mut row, mut head) = inner.hold(owner, id, None, wait).await?;
         let expectation = Expectation { named: *named, ..expectation };
         if row.head != from.as_str() {
@@ -44,20 +44,10 @@ impl Store {
         }
         let reserved = Arc::new(inner.admit(owner, inner.codec.max_bytes() as u64).await?);
         let (head, session) = (inner.fetch(from, &head).await?.0, inner.session(id.clone(), row, head)?);
-        Ok(Turn {
-            inner: Arc::clone(inner),
-            owner,
-            session,
-            absent: None,
-            head,
-            tier: *tier,
-            expectation,
-            lease,
-            reserved,
-            text_reserved: None,
-            forks: TurnForks::default(),
-            repeats: true,
-        })
+        let origin = Origin { session, absent: None, head, tier: *tier };
+        let mut turn = Turn::new(inner, owner, origin, (lease, expectation, reserved));
+        turn.may_repeat();
+        Ok(turn)
     }
 }
 
