@@ -6,7 +6,6 @@ Each replica in turn gets SIGTERM, must exit with 0, and is started again; the n
 turns, streamed and not, create, fork and append meanwhile, through HAProxy. Each turn must be in its session exactly once.
 """
 
-import argparse
 import asyncio
 import random
 import signal
@@ -16,7 +15,7 @@ from collections import Counter
 
 from openai import AsyncOpenAI, OpenAIError
 
-from services import Cluster, Failed, cluster, run
+from services import Cluster, Failed, cluster, options_of, run
 
 FLAGS = ["--threads", "1", "--owner-sessions", "100000"]
 # Calls are compared by whether a replica was restarting when they began.
@@ -115,14 +114,7 @@ async def restart(there: Cluster, load: Load, rounds: int) -> list[float]:
 
 
 async def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("program")
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--clients", type=int, default=16)
-    parser.add_argument("--replicas", type=int, default=3)
-    parser.add_argument("--embedded", action="store_true", help="one server with the embedded index")
-    parser.add_argument("--keep", action="store_true", help="keep logs and data")
-    options = parser.parse_args()
+    options = options_of(rounds=2, clients=16)
     async with cluster(options.program, options.replicas, options.embedded, FLAGS, options.keep) as there:
         load = Load()
         clients = [Client(number, there.url, load) for number in range(options.clients)]

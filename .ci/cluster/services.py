@@ -3,6 +3,7 @@
 Each replica reaches PostgreSQL and the S3 server through a gate of its own, a TCP proxy that can refuse or hold up all traffic.
 """
 
+import argparse
 import asyncio
 import contextlib
 import logging
@@ -424,3 +425,14 @@ def run(main: Callable[[], Coroutine]) -> NoReturn:
 def commit_of(program: str) -> str:
     version = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout.strip()
     return re.sub(r"\s+", " ", version)
+
+
+def options_of(description: str | None = None, **numbers: int) -> argparse.Namespace:
+    """The command line of a program that takes the server's program, whole numbers by name, and how to run the cluster."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("program")
+    for name, default in {**numbers, "replicas": 3}.items():
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--embedded", action="store_true", help="one server with the embedded index")
+    parser.add_argument("--keep", action="store_true", help="keep logs and data")
+    return parser.parse_args()

@@ -6,14 +6,13 @@ In each round, clients read streams of one replica, which is killed at a random 
 event on another replica. No event may be missing or come twice, and each text must be that of one server that nothing disturbs.
 """
 
-import argparse
 import asyncio
 import random
 import statistics
 import time
 
 from client import Api, Event, Record, Stream, Violation
-from services import Cluster, Failed, Replica, cluster, run, single
+from services import Cluster, Failed, Replica, cluster, options_of, run, single
 
 FLAGS = ["--threads", "1", "--drain-seconds", "10"]
 AT_ONCE = 10
@@ -109,14 +108,7 @@ async def round_of(there: Cluster, record: Record, dice: random.Random, number: 
 
 
 async def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("program")
-    parser.add_argument("--streams", type=int, default=100)
-    parser.add_argument("--replicas", type=int, default=3)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--embedded", action="store_true", help="one server with the embedded index")
-    parser.add_argument("--keep", action="store_true", help="keep logs and data")
-    options = parser.parse_args()
+    options = options_of(streams=100, seed=1)
     record, dice = Record(streams_survive=not options.embedded), random.Random(options.seed)
     interrupted: list[Reader] = []
     async with (
