@@ -194,7 +194,7 @@ impl Streams {
     /// The right to take over a stream; none while another request has it.
     pub(super) fn claim<'a>(&'a self, id: &'a str) -> Option<Claim<'a>> {
         let is_new = self.claims().insert(id.to_owned());
-        // Not made in vain: dropping it would end the claim of the request that has it.
+        // Made only if no request has one: dropping a second one would end the first.
         if is_new { Some(Claim { streams: self, id }) } else { None }
     }
 
