@@ -427,12 +427,14 @@ def commit_of(program: str) -> str:
     return re.sub(r"\s+", " ", version)
 
 
-def options_of(description: str | None = None, **numbers: int) -> argparse.Namespace:
-    """The command line of a program that takes the server's program, whole numbers by name, and how to run the cluster."""
-    parser = argparse.ArgumentParser(description=description)
+def options_of(switches: dict[str, str] | None = None, **numbers: int) -> argparse.Namespace:
+    """The command line of a program that takes the server's program, whole numbers and switches by name, and how to run the
+    cluster."""
+    parser = argparse.ArgumentParser()
     parser.add_argument("program")
     for name, default in {**numbers, "replicas": 3}.items():
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--embedded", action="store_true", help="one server with the embedded index")
-    parser.add_argument("--keep", action="store_true", help="keep logs and data")
+    switches = {**(switches or {}), "embedded": "one server with the embedded index", "keep": "keep logs and data"}
+    for name, what in switches.items():
+        parser.add_argument(f"--{name}", action="store_true", help=what)
     return parser.parse_args()

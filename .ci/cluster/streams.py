@@ -1,13 +1,14 @@
-"""Streams whose server is killed, each resumed on another one.
+"""Streams whose server is killed or shut down, each resumed on another one.
 
-    python .ci/cluster/streams.py target/debug/tidegate [--streams 100] [--replicas 3] [--seed 1]
+    python .ci/cluster/streams.py target/debug/tidegate [--streams 100] [--terminate] [--replicas 3] [--seed 1]
 
-In each round, clients read streams of one replica, which is killed at a random point of one of them. They resume at the next
-event on another replica. No event may be missing or come twice, and each text must be that of one server that nothing disturbs.
+In each round, clients read streams of one replica, which gets SIGKILL, or with --terminate SIGTERM, at a random point of one of
+them. They resume at the next event on another replica. No event may be missing or come twice, and each text must be that of one server that nothing disturbs.
 """
 
 import asyncio
 import random
+import signal
 import statistics
 import time
 
@@ -16,6 +17,17 @@ from services import Cluster, Failed, Replica, cluster, options_of, run, single
 
 FLAGS = ["--threads", "1", "--drain-seconds", "10"]
 AT_ONCE = 10
+
+
+class End:
+    """Ends a server when it is called."""
+
+    def __init__(self, server: Replica, number: signal.Signals):
+        self.server, self.number, self.begun = server, number, False
+
+    async def __call__(self) -> None:
+        self.begun = True
+        self.server.signal(self.number)
 
 
 class Reader:
@@ -29,8 +41,8 @@ class Reader:
         self.turn = {
             "prompt": " and", "max_tokens": dice.randint(60, 240), "temperature": 0.9, "seed": number, "ignore_eos": True,
         }
-        self.killed_at: float | None = None
-        # Events read when the server was killed, and seconds until the next one.
+        self.ended_at: float | None = None
+        # Events read when the server was ended, and seconds until the next one.
         self.read_before, self.silence = 0, 0.0
 
     async def create(self, url: str) -> str:
@@ -40,33 +52,30 @@ class Reader:
             raise Violation(f"create: {answer}")
         return answer.body["id"]
 
-    async def read(self, server: Replica, other: Replica, kill_after: int) -> None:
-        """Reads a stream, and kills its server after that many events, if it is not 0."""
+    async def read(self, server: Replica, other: Replica, end_after: int, end: End) -> None:
+        """Reads a stream, and ends its server after that many events, if it is not 0."""
         self.session = await self.create(server.url)
         await asyncio.sleep(self.delay)
 
-        async def kill() -> None:
-            server.kill()
-
         headers = {"idempotency-key": f"stream{self.number}"}
         body = {**self.turn, "session": self.session}
-        self.stream = Stream(self.api, body, headers, [kill_after] if kill_after else [], kill)
+        self.stream = Stream(self.api, body, headers, [end_after] if end_after else [], end)
         take = self.stream.take
 
         def taken(event: Event, told: dict[str, str]) -> None:
-            if self.killed_at and not self.silence:
-                self.silence = time.monotonic() - self.killed_at
+            if self.ended_at and not self.silence:
+                self.silence = time.monotonic() - self.ended_at
             take(event, told)
             # It resumes on the other one, whatever happens.
             self.api.url = other.url
 
         self.stream.take = taken
         reading = asyncio.create_task(self.stream.run())
-        while server.running() and not reading.done():
+        while not end.begun and not reading.done():
             await asyncio.sleep(0.001)
         self.api.url = other.url
         if self.stream.id and not self.stream.done:
-            self.killed_at, self.read_before = time.monotonic(), self.stream.next
+            self.ended_at, self.read_before = time.monotonic(), self.stream.next
         await reading
 
     async def compare(self, server: Replica, url: str) -> None:
@@ -84,17 +93,20 @@ class Reader:
         await self.api.close()
 
 
-async def round_of(there: Cluster, record: Record, dice: random.Random, number: int) -> list[Reader]:
-    """Streams of one replica, which is killed. Returns those that were interrupted."""
+async def round_of(there: Cluster, record: Record, dice: random.Random, number: int, terminate: bool) -> list[Reader]:
+    """Streams of one replica, which is killed or shut down. Returns those that were interrupted."""
     replicas = there.replicas
     server, other = replicas[number % len(replicas)], replicas[(number + 1) % len(replicas)]
     readers = [Reader(number * AT_ONCE + n, record, dice) for n in range(AT_ONCE)]
-    # Whoever begins last kills it, so that most of the others are in the middle of their texts.
-    killer = max(readers, key=lambda reader: reader.delay)
-    point = dice.randint(1, killer.turn["max_tokens"] // 2)
-    reading = asyncio.gather(*(reader.read(server, other, point * (reader is killer)) for reader in readers))
-    while server.running() and not reading.done():
+    end = End(server, signal.SIGTERM if terminate else signal.SIGKILL)
+    # Whoever begins last ends it, so that most of the others are in the middle of their texts.
+    last = max(readers, key=lambda reader: reader.delay)
+    point = dice.randint(1, last.turn["max_tokens"] // 2)
+    reading = asyncio.gather(*(reader.read(server, other, point * (reader is last), end) for reader in readers))
+    while not end.begun and not reading.done():
         await asyncio.sleep(0.005)
+    if end.begun and (code := await server.ended()) and terminate:
+        raise Failed(f"{server.name} exited with {code} after SIGTERM:\n{server.last_lines()}")
     if server is other:
         # The only one: its streams are gone.
         server.start()
@@ -104,11 +116,11 @@ async def round_of(there: Cluster, record: Record, dice: random.Random, number: 
     await server.ready()
     for reader in readers:
         await reader.api.close()
-    return [reader for reader in readers if reader.killed_at]
+    return [reader for reader in readers if reader.ended_at]
 
 
 async def main() -> None:
-    options = options_of(streams=100, seed=1)
+    options = options_of({"terminate": "shut servers down instead of killing them"}, streams=100, seed=1)
     record, dice = Record(streams_survive=not options.embedded), random.Random(options.seed)
     interrupted: list[Reader] = []
     async with (
@@ -118,7 +130,7 @@ async def main() -> None:
         number = 0
         while len(interrupted) < options.streams:
             try:
-                found = await round_of(there, record, dice, number)
+                found = await round_of(there, record, dice, number, options.terminate)
             except Violation as error:
                 record.violation(str(error))
                 break
@@ -130,20 +142,20 @@ async def main() -> None:
         for reader in interrupted:
             await reader.compare(undisturbed, there.url)
         await there.stop()
-        report(interrupted, number, record)
+        report(interrupted, number, record, "SIGTERM" if options.terminate else "SIGKILL")
         if record.violations:
             raise Failed(f"{len(record.violations)} violations with --seed {options.seed}")
 
 
-def report(interrupted: list[Reader], rounds: int, record: Record) -> None:
+def report(interrupted: list[Reader], rounds: int, record: Record, by: str) -> None:
     events = [reader.stream.next for reader in interrupted]
     points = sorted(reader.read_before for reader in interrupted)
     silences = sorted(reader.silence for reader in interrupted)
-    print(f"\n| streams interrupted by {rounds} kills | {len(interrupted)} |\n| --- | --- |")
+    print(f"\n| streams interrupted by {rounds} {by} | {len(interrupted)} |\n| --- | --- |")
     print(f"| events, each of them once | {sum(events)} |")
     middle = statistics.median(points)
-    print(f"| events read before the kill, least, median and most | {points[0]}, {middle:.0f}, {points[-1]} |")
-    print(f"| seconds until the next event, median and most | {statistics.median(silences):.1f}, {silences[-1]:.1f} |")
+    print(f"| events read before it, least, median and most | {points[0]}, {middle:.0f}, {points[-1]} |")
+    print(f"| seconds until the next event, median and most | {statistics.median(silences):.2f}, {silences[-1]:.2f} |")
     print(f"| texts that differ, events missing or doubled, streams lost | {len(record.violations)} |")
 
 

@@ -183,6 +183,14 @@ impl Generation {
         Choice::without_logprobs(token)
     }
 
+    /// Accepts a token that was chosen elsewhere, with its log probabilities if they are requested.
+    pub(super) fn accept_again(&mut self, token: u32, logprobs: Option<TokenLogprobs>) -> Choice {
+        if let (Some(all), Some(logprobs)) = (&mut self.logprobs, &logprobs) {
+            all.add(logprobs);
+        }
+        Choice { logprobs, ..self.accept_known(token) }
+    }
+
     /// The end-of-text token of a text whose grammar allows only tokens that the model rules out, if the grammar allows
     /// an end here. `possible`: whether the model allowed any token.
     ///

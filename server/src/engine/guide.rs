@@ -11,7 +11,7 @@ use super::error::{SequenceError, catch_panic};
 #[derive(Debug)]
 pub(super) struct Guide {
     grammar: Arc<dyn Grammar>,
-    /// `None` until the first mask.
+    /// `None` until the first mask or token.
     constraint: Option<Box<dyn Constraint>>,
     allowed: TokenSet,
     /// Whether `allowed` is valid for the next token, or why it could not be computed; `None` if it is not computed yet.
@@ -54,14 +54,14 @@ impl Guide {
         self.allowed.contains(token)
     }
 
-    /// Accepts the sampled token; whether the text is complete with it.
+    /// Accepts the next token; whether the text is complete with it.
     ///
     /// # Errors
     /// The grammar does not allow the token.
     pub(super) fn accept(&mut self, token: u32) -> Result<bool, SequenceError> {
         self.mask = None;
-        let constraint = self.constraint.as_mut();
-        let constraint = constraint.ok_or_else(|| SequenceError::internal("grammar: its mask was not computed"))?;
+        let Self { grammar, constraint, .. } = self;
+        let constraint = constraint.get_or_insert_with(|| grammar.start());
         constraint.accept(token)?;
         Ok(constraint.is_complete())
     }

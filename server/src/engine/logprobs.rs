@@ -34,8 +34,13 @@ impl Logprobs {
     /// The log probabilities of the token sampled from the row kept last.
     pub(super) fn score(&mut self, token: u32) -> TokenLogprobs {
         let scored = score(&self.raw, token, self.count);
-        self.sum += f64::from(scored.logprob);
+        self.add(&scored);
         scored
+    }
+
+    /// Adds those of a token.
+    pub(super) fn add(&mut self, scored: &TokenLogprobs) {
+        self.sum += f64::from(scored.logprob);
     }
 
     /// The log probability of all tokens so far.

@@ -7,6 +7,7 @@ use tidegate_model::sampling::{Sampler, SamplingParams};
 
 use super::logprobs::PromptLogprobs;
 use super::parameters::{Limits, RequestError, Start};
+use super::resume::Begun;
 use super::row_drafts::RECENT;
 use crate::session::{Answer, Snapshot};
 
@@ -57,6 +58,8 @@ pub(super) struct Prompt {
     pub(super) shared: Option<Arc<SharedPrompt>>,
     /// Whether this request itself has read any of it.
     pub(super) computed: bool,
+    /// The text after it, if that has begun elsewhere; until it is repeated here.
+    pub(super) begun: Option<Begun>,
 }
 
 impl Prompt {

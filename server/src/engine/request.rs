@@ -65,6 +65,7 @@ impl Request {
             logprobs,
             shared: None,
             computed: false,
+            begun: None,
         };
         let generation = Generation {
             sampler,

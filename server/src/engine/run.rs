@@ -239,7 +239,11 @@ impl<M: LanguageModel> Worker<M> {
         add(&counters.waited_passes, passes.saturating_sub(submission.submitted_at) as usize);
         let mut sequence = Sequence::new(submission, passes, &self.rules);
         sequence.drafts = self.speculation.as_ref().map(|_| RowDrafts::new(&sequence.prompt.recent));
+        let repeated = catch_panic(|| sequence.repeat_begun(&self.rules, &mut self.buffers));
         let Some((slot, is_in_slot)) = self.scheduler.admit(sequence) else { return };
+        if let Err(error) = repeated {
+            return self.fail(slot, &error);
+        }
         let Some(sequence) = self.scheduler.sequence(slot) else { return };
         match sequence.prompt.start.clone() {
             _ if sequence.prompt.read_by_other().is_some() => self.import_prompt(slot),

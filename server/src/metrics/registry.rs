@@ -45,6 +45,7 @@ pub(crate) struct Metrics {
     cached_tokens: Counter,
     turns: Family<TierLabel, Counter>,
     recomputed_tokens: Counter,
+    streams_parked: Counter,
     stream_takeovers: Counter,
     stream_recomputed_tokens: Counter,
     pub(super) first_token: Histogram,
@@ -73,6 +74,7 @@ impl Metrics {
             cached_tokens: Counter::default(),
             turns: Family::default(),
             recomputed_tokens: Counter::default(),
+            streams_parked: Counter::default(),
             stream_takeovers: Counter::default(),
             stream_recomputed_tokens: Counter::default(),
             first_token: Histogram::new(histogram::FIRST_TOKEN),
@@ -118,6 +120,8 @@ impl Metrics {
         all.register("session_turns", help, self.turns.clone());
         let help = "Tokens of conversations computed again for a turn";
         all.register("session_recomputed_tokens", help, self.recomputed_tokens.clone());
+        let help = "Streams that this server has left, with the text so far, for another server to continue";
+        all.register("streams_parked", help, self.streams_parked.clone());
         let help = "Streams of other servers that this server has taken over";
         all.register("stream_takeovers", help, self.stream_takeovers.clone());
         let help = "Tokens computed again for streams that were taken over, which their clients had already";
@@ -175,6 +179,11 @@ impl Metrics {
             self.turns.get_or_create(&TierLabel { tier: turn.tier }).inc();
             self.recomputed_tokens.inc_by(turn.recomputed_tokens);
         }
+    }
+
+    /// This server has left a stream for another server.
+    pub(crate) fn parked(&self) {
+        self.streams_parked.inc();
     }
 
     /// This server has taken over another server's stream.

@@ -98,8 +98,8 @@ macro_rules! measured {
                 self.index.release(session).await;
             }
 
-            async fn release_stream(&self, owner: Owner, id: &str) {
-                self.index.release_stream(owner, id).await;
+            async fn release_stream(&self, owner: Owner, id: &str, record: Option<Vec<u8>>) {
+                self.index.release_stream(owner, id, record).await;
             }
 
             async fn flush(&self) -> Result<(), StoreError> {

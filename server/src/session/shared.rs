@@ -31,7 +31,7 @@ pub(crate) enum Death {
 #[derive(Debug)]
 pub(crate) struct Cluster {
     index: EmbeddedIndex,
-    objects: Arc<dyn ObjectStore>,
+    pub(crate) objects: Arc<dyn ObjectStore>,
     streams: Mutex<Streams>,
 }
 
@@ -241,16 +241,19 @@ macro_rules! member {
                 Ok(!held)
             }
 
-            async fn release_stream(&self, _: Owner, id: &str) {
+            async fn release_stream(&self, owner: Owner, id: &str, record: Option<Vec<u8>>) {
                 self.alive().await;
                 let mut streams = self.cluster.lock();
                 if streams.holders.get(id) == Some(&self.number) {
                     streams.holders.remove(id);
+                    if let (Some(row), Some(record)) = (streams.rows.get_mut(&(owner, id.to_owned())), record) {
+                        row.record = record;
+                    }
                 }
             }
 
             async fn keep_stream(&self, owner: Owner, id: &str, _: u64) -> Result<(), StoreError> {
-                self.release_stream(owner, id).await;
+                self.release_stream(owner, id, None).await;
                 Ok(())
             }
 

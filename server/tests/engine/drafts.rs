@@ -23,7 +23,7 @@ use crate::common::runs::{Run, collect, shipped};
 const FREE: PassCosts = PassCosts { step: PassCost { base: 1.0, each: 0.0 }, chunk: PassCost { base: 1.0, each: 0.0 } };
 
 /// The shipped model, with at most `draft_max` drafts for each row of a step.
-fn engine(draft_max: usize, drafter: impl Drafter + 'static) -> (EngineHandle, EngineThread) {
+pub(crate) fn engine(draft_max: usize, drafter: impl Drafter + 'static) -> (EngineHandle, EngineThread) {
     let decoder = checkpoints::load(&checkpoint(), &Device::Cpu).unwrap();
     let pool = decoder.new_pool(8).unwrap();
     let tokenizer = Arc::clone(&shipped().tokenizer);
@@ -34,7 +34,7 @@ fn engine(draft_max: usize, drafter: impl Drafter + 'static) -> (EngineHandle, E
     spawn_with(ModelRunner::new(decoder, pool), rules, options, Box::new(drafter)).unwrap()
 }
 
-fn plain() -> (EngineHandle, EngineThread) {
+pub(crate) fn plain() -> (EngineHandle, EngineThread) {
     engine(0, NgramDrafter)
 }
 
@@ -64,7 +64,7 @@ impl Drafter for Adversary {
 }
 
 /// A request drawn at random.
-fn draw(rng: &mut StdRng, before: Option<&Arc<Snapshot>>) -> RequestParameters {
+pub(crate) fn draw(rng: &mut StdRng, before: Option<&Arc<Snapshot>>) -> RequestParameters {
     let served = shipped();
     let schema = json!({"type": "object", "required": ["name", "age"], "additionalProperties": false,
         "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer"}}});
@@ -114,7 +114,7 @@ fn draw(rng: &mut StdRng, before: Option<&Arc<Snapshot>>) -> RequestParameters {
     }
 }
 
-type Outcome<'a> = (
+pub(crate) type Outcome<'a> = (
     &'a str,
     &'a [u32],
     &'a [TokenLogprobs],
@@ -126,7 +126,7 @@ type Outcome<'a> = (
 );
 
 /// What must not depend on drafts.
-fn outcome(run: &Run) -> Outcome<'_> {
+pub(crate) fn outcome(run: &Run) -> Outcome<'_> {
     let Finish { reason, stop, cumulative_logprob, retokenized, snapshot, .. } = run.finish();
     assert_eq!(run.finish().completion_tokens, run.ids.len());
     (&run.text, &run.ids, &run.logprobs, *reason, stop, *cumulative_logprob, retokenized, snapshot.as_deref().unwrap())

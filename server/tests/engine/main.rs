@@ -15,6 +15,7 @@ mod grammars;
 mod logprobs;
 mod prompts;
 mod requests;
+mod resume;
 mod shares;
 mod sources;
 mod transfers;

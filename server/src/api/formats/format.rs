@@ -132,14 +132,15 @@ async fn respond<F: Format>(
     };
     let on_disconnect = session.on_disconnect()?;
     let asked = || Asked::of(&state, (F::IDEMPOTENT_PATH, &headers, &raw), &request, &served).map(Recorded::New);
-    let recorded = match recording {
+    let mut recorded = match recording {
         Some(recording) => Some(Recorded::Again(Box::new(recording))),
         None if stream && on_disconnect == OnDisconnect::Continue => asked(),
         None => None,
     };
     drop(raw);
-    if let Some(recorded) = &recorded {
+    if let Some(recorded) = &mut recorded {
         recorded.fix(&mut request, &mut session);
+        request.begun = recorded.begun().await?;
     }
     let grammar = grammar.compile(&state, &served).await?;
     let continuation = F::continuation(&mut options, session, &state, &served, owner, &headers).await?;

@@ -18,7 +18,7 @@ use super::tools::Tools;
 use crate::api::auth::context::{AuthContext, Demand};
 use crate::api::error::ApiError;
 use crate::api::state::Served;
-use crate::engine::{Grammar, Request, RequestError, RequestParameters, Snapshots, share_prompt};
+use crate::engine::{Begun, Grammar, Request, RequestError, RequestParameters, Snapshots, share_prompt};
 use crate::session::Snapshot;
 use crate::text::ChatTemplate;
 
@@ -60,6 +60,8 @@ pub(in crate::api) struct TextRequest {
     /// Whether the answers are nothing but JSON. [`Self::find_grammar`] finds out.
     pub(in crate::api) only_json: bool,
     pub(in crate::api) identity: Identity,
+    /// What another server has generated of its one text.
+    pub(in crate::api) begun: Option<Begun>,
 }
 
 impl TextRequest {
@@ -84,6 +86,7 @@ impl TextRequest {
             tools: None,
             only_json: false,
             identity: Identity::new(),
+            begun: None,
         }
     }
 
@@ -105,7 +108,7 @@ impl TextRequest {
         grammar: Option<Arc<dyn Grammar>>,
         auth: Option<&AuthContext>,
     ) -> Result<ValidRequest, ApiError> {
-        let Self { names, choices, logprobs, echo, collected, tools, only_json, identity, .. } = self;
+        let Self { names, choices, logprobs, echo, collected, tools, only_json, identity, begun, .. } = self;
         if let Some(model) = &self.model {
             served.check_name(model, Some("model"))?;
         }
@@ -172,6 +175,9 @@ impl TextRequest {
             share_prompt(&mut texts);
             cached.push(texts.first().map_or(0, Request::cached_tokens));
             requests.extend(texts);
+        }
+        if let (Some(begun), [request]) = (begun, &mut requests[..]) {
+            request.resume(begun);
         }
         let prompt = prompts.first().map_or_else(Default::default, Vec::as_slice);
         let recorder = continuation.recorder(prompt, messages, served);

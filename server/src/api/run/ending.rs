@@ -1,6 +1,8 @@
 //! The end of a run: what it leaves is stored, with the result for retries of the same request; or it is given up, so that
 //! another server can continue its stream.
 
+use std::sync::Arc;
+
 use tracing::warn;
 
 use super::Run;
@@ -10,7 +12,7 @@ use crate::api::request::continuation::CommitPlan;
 use crate::api::state::RunGuard;
 use crate::engine::{Failure, Finish};
 use crate::metrics::Meter;
-use crate::session::{NewResponse, Owner, ReceiptKey};
+use crate::session::{NewResponse, Owner, ReceiptKey, Snapshot};
 
 /// Longest result that is stored for retries of a request that has changed nothing. A retry of a longer one is computed
 /// again.
@@ -30,8 +32,9 @@ impl Run {
         withdrawn
     }
 
-    /// Ends without a commit or a last event. The readers of the stream ask again, and another server continues it.
-    pub(super) async fn give_up(mut self, sink: Sink, meter: Meter, _guard: RunGuard) {
+    /// Ends without a commit or a last event. The readers of the stream ask again, and another server continues it: after the
+    /// text so far if `end` is the state there, else from its beginning.
+    pub(super) async fn give_up(mut self, sink: Sink, end: Option<Arc<Snapshot>>, meter: Meter, _guard: RunGuard) {
         let Some(recording) = self.recording.take() else { return };
         let state = self.state.clone();
         self.texts.recorder.fail(Failure::ShuttingDown);
@@ -39,7 +42,7 @@ impl Run {
         // The session first: who takes the stream needs it.
         drop(self);
         state.streams().forget(recording.hold.id());
-        recording.release().await;
+        recording.release(end).await;
         sink.close(Vec::new(), Last::new(Ok(String::new()), None, None)).await;
     }
 

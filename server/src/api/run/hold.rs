@@ -25,6 +25,10 @@ impl Hold {
         &self.id
     }
 
+    pub(super) fn store(&self) -> &Store {
+        &self.store
+    }
+
     /// Removes the record, after which no other server can compute the events; false if one may do so already. The run and
     /// the client that ends it both ask, and get the same answer.
     pub(super) async fn withdraw(&self) -> Result<bool, StoreError> {
@@ -36,8 +40,8 @@ impl Hold {
         self.store.keep_stream(self.owner, &self.id, kept).await
     }
 
-    /// Gives the stream up for another server.
-    pub(super) async fn release(&self) {
-        self.store.release_stream(self.owner, &self.id).await;
+    /// Gives the stream up for another server, with another record if one is given.
+    pub(super) async fn release(&self, record: Option<Vec<u8>>) {
+        self.store.release_stream(self.owner, &self.id, record).await;
     }
 }

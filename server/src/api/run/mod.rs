@@ -8,6 +8,8 @@ pub(super) mod encoder;
 mod ending;
 mod hold;
 pub(super) mod idempotency;
+mod next;
+mod parking;
 pub(super) mod reasoning;
 pub(super) mod recording;
 mod register;
@@ -25,7 +27,6 @@ pub(super) mod version;
 pub(super) mod waiters;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::http::StatusCode;
 use axum::response::Response;
@@ -39,6 +40,7 @@ use self::choosing::{Chosen, Ended, EndedTexts};
 pub(super) use self::encoder::TokenUsage;
 use self::encoder::{Committed, EventEncoder, StreamEvent};
 use self::idempotency::Ticket;
+use self::next::Next;
 use self::recording::{Recorded, Recording};
 use self::register::register;
 use self::sink::{Last, Sink};
@@ -55,7 +57,7 @@ use super::request::continuation::{CommitPlan, OnDisconnect};
 use super::request::recorder::Recorders;
 use super::shares::Share;
 use super::state::{AppState, RunGuard, Served};
-use crate::engine::{Delta, Event, Failure, Finish};
+use crate::engine::{Delta, Event, Failure, Finish, FinishReason};
 use crate::metrics::{Accepted, AcceptedTurn, Meter};
 use crate::session::Turn;
 
@@ -68,15 +70,6 @@ pub(super) struct RunOptions {
     pub(super) ticket: Option<Ticket>,
     /// What is recorded of it, if other servers can continue its stream.
     pub(super) recorded: Option<Recorded>,
-}
-
-/// What a run does next.
-enum Next {
-    Event(Result<(usize, Event), Failure>),
-    /// It is stopped.
-    Stop(Stop),
-    /// The client has disconnected, or reads nothing.
-    Disconnected,
 }
 
 /// A request that the engine has accepted.
@@ -92,6 +85,8 @@ struct Run {
     ticket: Option<Ticket>,
     /// The record of its stream, while other servers can continue that.
     recording: Option<Recording>,
+    /// Whether each token has an event of its own, also once no other server can continue the stream: its events are numbered.
+    by_token: bool,
     registration: Registration,
     recorders: Recorders,
     /// The texts of a turn that have ended.
@@ -151,6 +146,7 @@ pub(super) async fn start(
         continues,
         on_disconnect,
         ticket,
+        by_token: recording.is_some(),
         recording,
         registration,
         recorders,
@@ -199,24 +195,33 @@ impl Run {
     async fn run(mut self, mut sink: Sink, mut meter: Meter, guard: RunGuard) {
         // Shorter than the engine's own limit: committing a turn needs the engine once more.
         let limit = self.served.engine.stall_limit().mul_f32(0.75);
-        let (mut out, mut finishing) = (Vec::new(), false);
+        let (mut out, mut parking, mut finishing) = (Vec::new(), false, false);
         self.encoder.start(&mut out);
         if let Some(recording) = &mut self.recording {
             recording.count(out.len(), 0);
         }
         let outcome = loop {
             match self.next(&mut sink, &mut out, &mut meter, (limit, finishing)).await {
+                Next::Stop(Stop::Released) if self.recording.as_ref().is_some_and(Recording::can_be_parked) => {
+                    parking = true;
+                    self.texts.interrupt();
+                }
                 Next::Stop(Stop::Released) | Next::Event(Err(Failure::ShuttingDown)) if self.recording.is_some() => {
-                    return self.give_up(sink, meter, guard).await;
+                    return self.give_up(sink, None, meter, guard).await;
+                }
+                Next::Event(Ok((_, Event::Finished(finish))))
+                    if parking && finish.reason == FinishReason::Interrupted =>
+                {
+                    return self.give_up(sink, finish.snapshot, meter, guard).await;
                 }
                 Next::Stop(stop) => {
                     if let Some(error) = stop.error() {
                         break Err(error);
                     }
                     if !self.withdraw().await {
-                        return self.give_up(sink, meter, guard).await;
+                        return self.give_up(sink, None, meter, guard).await;
                     }
-                    finishing = true;
+                    (parking, finishing) = (false, true);
                     self.texts.interrupt();
                 }
                 Next::Disconnected => {
@@ -259,38 +264,6 @@ impl Run {
         let _ = timeout(limit, sink.close(out, last)).await;
     }
 
-    /// Sends the events in `out` and waits for what comes next. A run that is finishing waits for no reader: what it still
-    /// has to send is little, and is sent at its end. Nothing is lost by waiting for a stop at the same time.
-    async fn next(
-        &mut self,
-        sink: &mut Sink,
-        out: &mut Vec<StreamEvent>,
-        meter: &mut Meter,
-        (limit, finishing): (Duration, bool),
-    ) -> Next {
-        if !finishing {
-            let sent = tokio::select! {
-                biased;
-                stop = self.registration.stopped() => return Next::Stop(stop),
-                sent = sink.send(out, limit) => sent,
-            };
-            // A client that reads nothing for too long counts as disconnected: it must not lock the session forever.
-            if !sent {
-                if sink.has_reader() {
-                    meter.stalled();
-                }
-                return Next::Disconnected;
-            }
-            meter.delivered();
-        }
-        tokio::select! {
-            biased;
-            stop = self.registration.stopped() => Next::Stop(stop),
-            () = sink.disconnected() => Next::Disconnected,
-            event = self.texts.next() => Next::Event(event),
-        }
-    }
-
     /// Handles one event; true for the last one.
     async fn handle(
         &mut self,
@@ -308,7 +281,7 @@ impl Run {
                 self.encoder.prompt_logprobs(index, &logprobs, out);
                 Ok(false)
             }
-            Event::Delta(delta) if self.recording.is_some() => {
+            Event::Delta(delta) if self.by_token => {
                 meter.delivering(index, delta.token_ids.len());
                 for token in delta.tokens() {
                     self.delta(index, token, out)?;
@@ -334,6 +307,9 @@ impl Run {
     fn delta(&mut self, index: usize, delta: Delta, out: &mut Vec<StreamEvent>) -> Result<(), ApiError> {
         self.collect(delta.text.len())?;
         self.recorders.generated(index, &delta.token_ids);
+        if let Some(recording) = &mut self.recording {
+            recording.add(&delta);
+        }
         let (tokens, before) = (delta.token_ids.len(), out.len());
         self.encoder.delta(index, delta, out);
         if let Some(recording) = &mut self.recording {

@@ -15,6 +15,7 @@ use tracing::warn;
 
 use super::encoder::to_json;
 use super::hold::Hold;
+use super::parking::{Parked, TextSoFar};
 use super::streams::{RETENTION, Streams};
 use crate::api::error::ApiError;
 use crate::api::request::continuation::{CommitPlan, Repeat, SessionParameters};
@@ -22,7 +23,8 @@ use crate::api::request::identity::Identity;
 use crate::api::request::prompt::Prompt;
 use crate::api::request::{MaxTokens, TextRequest};
 use crate::api::state::{AppState, Served};
-use crate::session::{Owner, Restart, Store, Tier, VersionId};
+use crate::engine::{Begun, Delta};
+use crate::session::{Owner, Restart, Snapshot, Store, Tier, VersionId};
 use crate::text::ChatTemplate;
 
 /// How long a text may take where `--max-seconds` does not bound it.
@@ -53,6 +55,9 @@ pub(super) struct StreamRecord {
     /// Whether the snapshot was in memory, and whether the client named the version: the last event depends on them.
     in_memory: bool,
     named: bool,
+    /// What a server that has shut down left of the turn.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    parked: Option<Parked>,
 }
 
 /// A request that is going to be recorded.
@@ -79,6 +84,9 @@ pub(in crate::api) struct Recording {
     resumed_at: Option<usize>,
     /// Events so far.
     events: usize,
+    /// Tokens of what was parked that are still to come again. They are not computed.
+    known: usize,
+    text: TextSoFar,
     /// Whether nothing is left to be done.
     settled: bool,
 }
@@ -119,6 +127,15 @@ impl Recorded {
         }
     }
 
+    /// What is parked of the text, if another server has begun it.
+    pub(in crate::api) async fn begun(&mut self) -> Result<Option<Begun>, ApiError> {
+        let Self::Again(recording) = self else { return Ok(None) };
+        let Some(parked) = &recording.record.parked else { return Ok(None) };
+        let begun = parked.load(recording.hold.store()).await?;
+        recording.known = begun.as_ref().map_or(0, |begun| begun.token_ids.len());
+        Ok(begun)
+    }
+
     /// Records the request. Returns once it is stored.
     pub(super) async fn begin(
         self,
@@ -145,6 +162,7 @@ impl Recorded {
             version: version.to_string(),
             in_memory: tier == Tier::Memory,
             named,
+            parked: None,
         };
         let (store, id, bytes) = (state.store()?.clone(), Streams::new_id(), to_json(&record).into_bytes());
         let kept = state.options().max_time.unwrap_or(LONGEST) + RETENTION;
@@ -173,7 +191,16 @@ impl Recording {
         resumed_at: Option<usize>,
     ) -> Self {
         let hold = Hold::new(store, owner, id);
-        Self { state: state.clone(), hold, record, resumed_at, events: 0, settled: false }
+        Self {
+            state: state.clone(),
+            hold,
+            record,
+            resumed_at,
+            events: 0,
+            known: 0,
+            text: TextSoFar::default(),
+            settled: false,
+        }
     }
 
     /// The request's headers and body.
@@ -195,12 +222,24 @@ impl Recording {
         Err(ApiError::request(StatusCode::GONE, Some("id"), Some("gone"), message))
     }
 
-    /// Counts events, and the tokens in them if the client has them already.
+    /// Adds a piece of the text, which may be parked.
+    pub(super) fn add(&mut self, delta: &Delta) {
+        self.text.add(delta);
+    }
+
+    /// Counts events, and the tokens in them that were computed although the client has them already.
     pub(super) fn count(&mut self, events: usize, tokens: usize) {
+        let known = tokens.min(self.known);
+        self.known -= known;
         if self.resumed_at.is_some_and(|next| self.events < next) {
-            self.state.metrics().recomputed_for_streams(tokens);
+            self.state.metrics().recomputed_for_streams(tokens - known);
         }
         self.events += events;
+    }
+
+    /// Whether the text so far can be parked.
+    pub(super) fn can_be_parked(&self) -> bool {
+        self.text.can_be_parked()
     }
 
     /// At the end of the stream: keeps the record for a while, so that other servers can still send its events. Removes it
@@ -208,17 +247,32 @@ impl Recording {
     pub(super) async fn settle(mut self, complete: bool) {
         self.settled = true;
         if !complete {
-            return withdraw(&self.hold).await;
-        }
-        if let Err(error) = self.hold.keep(RETENTION).await {
+            withdraw(&self.hold).await;
+        } else if let Err(error) = self.hold.keep(RETENTION).await {
             warn!("the record of a stream was not kept: {error}");
         }
+        self.remove_parked().await;
     }
 
-    /// Gives the stream up for another server.
-    pub(super) async fn release(mut self) {
+    /// Gives the stream up for another server. Parks the text so far if `end` is the state after it.
+    pub(super) async fn release(mut self, end: Option<Arc<Snapshot>>) {
         self.settled = true;
-        self.hold.release().await;
+        let Some(end) = end else { return self.hold.release(None).await };
+        match std::mem::take(&mut self.text).park(self.hold.store(), &end).await {
+            Ok(parked) => {
+                self.remove_parked().await;
+                self.record.parked = Some(parked);
+                self.state.metrics().parked();
+            }
+            Err(error) => warn!("a turn was not parked, so another server computes its text again: {error}"),
+        }
+        self.hold.release(Some(to_json(&self.record).into_bytes())).await;
+    }
+
+    async fn remove_parked(&self) {
+        if let Some(parked) = &self.record.parked {
+            parked.remove(self.hold.store()).await;
+        }
     }
 
     /// Removes the record, after which no other server can compute the events. False if one may do so already.
@@ -228,6 +282,9 @@ impl Recording {
             false
         });
         self.settled |= withdrawn;
+        if withdrawn {
+            self.remove_parked().await;
+        }
         withdrawn
     }
 }
@@ -242,6 +299,6 @@ impl Drop for Recording {
     fn drop(&mut self) {
         let Some(runtime) = Handle::try_current().ok().filter(|_| !self.settled) else { return };
         let (hold, begun_elsewhere) = (Arc::clone(&self.hold), self.resumed_at.is_some());
-        runtime.spawn(async move { if begun_elsewhere { hold.release().await } else { withdraw(&hold).await } });
+        runtime.spawn(async move { if begun_elsewhere { hold.release(None).await } else { withdraw(&hold).await } });
     }
 }

@@ -211,8 +211,9 @@ pub(crate) trait Index: Debug + Send + Sync {
         Err(StoreError::STREAM)
     }
 
-    /// Gives a stream up, so that another server can take it at once.
-    async fn release_stream(&self, _owner: Owner, _id: &str) {}
+    /// Gives a stream up, so that another server can take it at once; replaces its record if another one is given. Does neither
+    /// if this server does not hold it.
+    async fn release_stream(&self, _owner: Owner, _id: &str, _record: Option<Vec<u8>>) {}
 
     /// If this server holds a stream, which has ended: gives it up, and keeps it until `ends`. Removes the oldest of the
     /// owner's ended streams beyond the newest 256.

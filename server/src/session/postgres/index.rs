@@ -250,8 +250,8 @@ impl Index for PostgresIndex {
         self.database.take_stream(owner, id).await
     }
 
-    async fn release_stream(&self, owner: Owner, id: &str) {
-        self.database.release_stream(owner, id).await;
+    async fn release_stream(&self, owner: Owner, id: &str, record: Option<Vec<u8>>) {
+        self.database.release_stream(owner, id, record).await;
     }
 
     async fn keep_stream(&self, owner: Owner, id: &str, ends: u64) -> Result<(), StoreError> {

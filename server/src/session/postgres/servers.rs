@@ -45,7 +45,8 @@ const TAKE_STREAM: &str = "UPDATE streams s SET server = $3 WHERE s.id = $1 AND 
     $3 OR NOT EXISTS (SELECT FROM servers v WHERE v.id = s.server AND v.seen > clock_timestamp() - make_interval(secs => $4::double precision))) \
     RETURNING true";
 
-const RELEASE_STREAM: &str = "UPDATE streams SET server = NULL WHERE id = $1 AND owner = $2 AND server = $3";
+const RELEASE_STREAM: &str = "UPDATE streams SET server = NULL, record = coalesce($4::bytea, record) WHERE id = $1 AND \
+    owner = $2 AND server = $3";
 
 /// The statement sees the streams as they were before it: the one that it keeps is not among the others.
 const KEEP_STREAM: &str = "WITH kept AS (UPDATE streams SET server = NULL, ends = $4, ended = true WHERE id = $1 AND owner = $2 AND \
@@ -148,8 +149,8 @@ impl Database {
         Ok(!self.retry(step!(TAKE_STREAM, id.to_owned(), owner_column(of), server, ttl)).await?.is_empty())
     }
 
-    pub(super) async fn release_stream(&self, of: Owner, id: &str) {
-        let release = step!(RELEASE_STREAM, id.to_owned(), owner_column(of), self.server.clone());
+    pub(super) async fn release_stream(&self, of: Owner, id: &str, record: Option<Vec<u8>>) {
+        let release = step!(RELEASE_STREAM, id.to_owned(), owner_column(of), self.server.clone(), record);
         if let Err(error) = self.retry(release).await {
             tracing::debug!(stream = id, %error, "a stream was not given up; its holder ends by itself");
         }

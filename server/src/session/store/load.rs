@@ -144,14 +144,7 @@ impl Inner {
             let version = NewVersion { id: id.clone(), row, text: None, reserved: Vec::new() };
             return Ok(Prepared { version, upload: None });
         }
-        let (codec, encoded) = (Arc::clone(&self.codec), Arc::clone(snapshot));
-        let bytes: Bytes = blocking(move || {
-            let bytes = codec.encode(&encoded);
-            // Never store what could not be read back.
-            codec.check(&bytes).map_err(|reason| StoreError::Unstorable { reason })?;
-            Ok(bytes.into())
-        })
-        .await?;
+        let bytes = self.encode(snapshot).await?;
         row.bytes = bytes.len() as u64;
         let reservation = match reserved.filter(|reserved| reserved.bytes() >= row.bytes) {
             Some(reserved) => reserved,
@@ -168,6 +161,18 @@ impl Inner {
         let upload = upload.inspect_err(|_| self.suspect(id))?;
         let version = NewVersion { id: id.clone(), row, text: None, reserved: vec![reservation] };
         Ok(Prepared { version, upload: Some(upload) })
+    }
+
+    /// The object of a snapshot.
+    pub(super) async fn encode(&self, snapshot: &Arc<Snapshot>) -> Result<Bytes, StoreError> {
+        let (codec, snapshot) = (Arc::clone(&self.codec), Arc::clone(snapshot));
+        let encoded = blocking(move || {
+            let bytes = codec.encode(&snapshot);
+            // Never store what could not be read back.
+            codec.check(&bytes).map_err(|reason| StoreError::Unstorable { reason })?;
+            Ok(bytes.into())
+        });
+        encoded.await
     }
 
     async fn evict_for_full_disk(self: &Arc<Self>, owner: Owner, missing: u64) -> Result<bool, StoreError> {

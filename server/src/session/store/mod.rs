@@ -14,6 +14,7 @@ mod load;
 mod messages;
 mod open;
 mod outcome;
+mod parked;
 mod parted;
 mod probe;
 mod responses;

@@ -38,9 +38,9 @@ impl Store {
         self.inner.index.take_stream(owner, id).await
     }
 
-    /// Gives a stream up, so that another server can take it at once.
-    pub async fn release_stream(&self, owner: Owner, id: &str) {
-        self.inner.index.release_stream(owner, id).await;
+    /// Gives a stream up, so that another server can take it at once, with another record if one is given.
+    pub async fn release_stream(&self, owner: Owner, id: &str, record: Option<Vec<u8>>) {
+        self.inner.index.release_stream(owner, id, record).await;
     }
 
     /// Keeps the record of a stream that has ended for so long, and gives the stream up, if this server is its holder.

@@ -17,6 +17,7 @@ use crate::session::shared::{Cluster, Death, Member};
 use crate::text::ChatTemplate;
 
 mod overtaken;
+mod parked;
 
 /// Drafts cost nothing, so every one that is proposed is read.
 const FREE: PassCosts = PassCosts { step: PassCost { base: 1.0, each: 0.0 }, chunk: PassCost { base: 1.0, each: 0.0 } };

@@ -106,9 +106,13 @@ fn another_server_takes_a_stream_over_once_its_holder_ends() {
             (Err(StoreError::STREAM), Err(StoreError::STREAM))
         );
         // Only its holder gives it up.
-        two.release_stream(OWNER, "a").await;
+        two.release_stream(OWNER, "a", None).await;
         assert_eq!(two.take_stream(OWNER, "a").await, Ok(false));
-        one.release_stream(OWNER, "a").await;
+        let parked = StreamRow { record: b"and how far it was".to_vec(), ..row.clone() };
+        two.release_stream(OWNER, "a", Some(parked.record.clone())).await;
+        assert_eq!(two.stream(OWNER, "a").await, Ok(row.clone()));
+        one.release_stream(OWNER, "a", Some(parked.record.clone())).await;
+        assert_eq!(two.stream(OWNER, "a").await, Ok(parked));
         assert_eq!((two.take_stream(OWNER, "a").await, one.take_stream(OWNER, "a").await), (Ok(true), Ok(false)));
         crash(schema, two).await;
         assert_eq!(one.take_stream(OWNER, "a").await, Ok(true));
@@ -144,7 +148,7 @@ fn only_the_holder_of_a_stream_withdraws_or_keeps_it() {
         assert_eq!(one.stream(OWNER, "a").await, Err(StoreError::STREAM));
         // One that another server has taken stays that server's.
         one.put_stream(stream("b")).await.expect("it is stored");
-        one.release_stream(OWNER, "b").await;
+        one.release_stream(OWNER, "b", None).await;
         assert_eq!(two.take_stream(OWNER, "b").await, Ok(true));
         one.keep_stream(OWNER, "b", NOW).await.expect("nothing is kept");
         assert_eq!((one.stream(OWNER, "b").await, one.take_stream(OWNER, "b").await), (Ok(row.clone()), Ok(false)));
@@ -167,7 +171,7 @@ fn an_owner_keeps_the_streams_that_ended_last() {
         {
             put(owner, id).await.expect("it is stored");
         }
-        one.release_stream(OWNER, "given up").await;
+        one.release_stream(OWNER, "given up", None).await;
         schema
             .execute(&format!(
                 "INSERT INTO streams SELECT n::text, owner, NULL, {} + n, true, '' FROM streams, generate_series(1, {most}) n \

@@ -1,0 +1,69 @@
+//! A text that has begun elsewhere, and goes on here. Its tokens are known, and so is the state at its end: nothing of it is
+//! computed again, but everything that follows from its tokens is repeated, its events too.
+
+use std::sync::Arc;
+
+use super::error::SequenceError;
+use super::event::TokenLogprobs;
+use super::output::TextBuffers;
+use super::request::Request;
+use super::rollback::{Position, Rollback};
+use super::sequence::{Accepted, Sequence};
+use super::text_rules::TextRules;
+use crate::session::Snapshot;
+
+/// What a request had generated when it was interrupted.
+#[derive(Clone, Debug)]
+pub struct Begun {
+    /// The snapshot at its end, as in [`super::Finish`].
+    pub end: Arc<Snapshot>,
+    /// Its tokens.
+    pub token_ids: Vec<u32>,
+    /// The log probabilities of each of them, if requested.
+    pub logprobs: Vec<TokenLogprobs>,
+}
+
+impl Request {
+    /// Continues what the same request has begun, instead of reading the prompt. The events are those of the whole text, but
+    /// none about the prompt.
+    pub fn resume(&mut self, begun: Begun) {
+        self.snapshots.prompt = false;
+        self.prompt.begun = Some(begun);
+    }
+}
+
+impl Sequence {
+    /// Adds the text that has begun elsewhere, if there is one. The state at its end is then what the sequence starts from,
+    /// and the tokens that it lacks are the prompt.
+    ///
+    /// # Errors
+    /// It cannot be the text of this request.
+    pub(super) fn repeat_begun(&mut self, rules: &TextRules, buffers: &mut TextBuffers) -> Result<(), SequenceError> {
+        let Some(Begun { end, token_ids, logprobs }) = self.prompt.begun.take() else { return Ok(()) };
+        let other = || SequenceError::internal("a text that continues is not that of its request");
+        let mut logprobs = logprobs.into_iter();
+        for token in token_ids {
+            let choice = self.generation.accept_again(token, logprobs.next());
+            let Accepted { ending, rollback } = self.add(choice, rules, buffers)?;
+            if ending.is_some() {
+                return Err(other());
+            }
+            if let Some(shown) = rollback {
+                // Its state is known only if nothing follows that replaces it.
+                self.set_rollback(Vec::new(), shown);
+            }
+        }
+        if let Some(Rollback { state, position, tokens, .. }) = &mut self.rollback {
+            if *tokens != end.pending {
+                return Err(other());
+            }
+            (*state, *position) = (end.state.clone(), Position::of(&end));
+        }
+        self.position = Position::of(&end);
+        let prompt = &mut self.prompt;
+        (prompt.source, prompt.input, prompt.logprobs) = (Vec::new(), end.pending.clone(), None);
+        prompt.start = Some(end);
+        self.start_reading();
+        Ok(())
+    }
+}

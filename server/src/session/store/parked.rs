@@ -1,0 +1,53 @@
+//! Snapshots of turns that a server gives up amid their text, for the server that goes on. The index does not name them: one
+//! that is not removed by then is removed by the sweep, like what a dead server has left.
+
+use std::sync::Arc;
+
+use super::inner::Store;
+use crate::session::blocking::blocking;
+use crate::session::error::StoreError;
+use crate::session::id::VersionId;
+use crate::session::snapshot::Snapshot;
+
+impl Store {
+    /// Stores a snapshot; returns its id and its size in bytes. It is there for an hour at least.
+    ///
+    /// # Errors
+    /// The object store fails.
+    pub async fn park(&self, snapshot: &Arc<Snapshot>) -> Result<(VersionId, u64), StoreError> {
+        let (inner, id) = (&self.inner, VersionId::new());
+        let object = inner.encode(snapshot).await?;
+        let bytes = object.len() as u64;
+        inner.objects.put(&id, object).await.inspect_err(|_| inner.suspect(&id))?;
+        Ok((id, bytes))
+    }
+
+    /// A snapshot that a server has parked; `None` if it is gone or cannot be read.
+    ///
+    /// # Errors
+    /// The object store fails.
+    pub async fn parked(&self, id: &VersionId, bytes: u64) -> Result<Option<Arc<Snapshot>>, StoreError> {
+        let (codec, version) = (Arc::clone(&self.inner.codec), id.clone());
+        let found = match self.inner.objects.get(id, bytes).await {
+            Ok(None) => return Ok(None),
+            Ok(Some(object)) => {
+                let decode = move || codec.decode(&object).map_err(|reason| StoreError::Corrupt { version, reason });
+                blocking(decode).await
+            }
+            Err(error) => Err(error),
+        };
+        match found {
+            Ok(snapshot) => Ok(Some(Arc::new(snapshot))),
+            Err(error @ StoreError::Corrupt { .. }) => {
+                tracing::warn!(%error, "a parked turn cannot be read");
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Removes a parked snapshot, which nobody needs any more.
+    pub async fn remove_parked(&self, id: &VersionId) {
+        drop(self.inner.objects.delete(vec![id.clone()]).await);
+    }
+}

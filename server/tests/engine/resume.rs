@@ -1,0 +1,71 @@
+//! A text that goes on in another engine has the bits of one that nothing has interrupted: its tokens, log probabilities, and
+//! the state at its end.
+
+use std::sync::Arc;
+
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use tidegate_server::engine::{Begun, EngineHandle, FinishReason, NgramDrafter, Request, RequestParameters, Start};
+use tidegate_server::session::Snapshot;
+
+use crate::common::runs::{Run, collect, shipped};
+use crate::drafts::{draw, engine, outcome, plain};
+
+/// Carries out a request, of which `begun` is known.
+fn run(engine: &EngineHandle, one: &RequestParameters, begun: Option<&Run>) -> Run {
+    let mut request = Request::new(one.clone(), &shipped().limits).unwrap();
+    if let Some(run) = begun {
+        let (token_ids, logprobs) = (run.ids.clone(), run.logprobs.clone());
+        request.resume(Begun { end: run.finish().snapshot.clone().unwrap(), token_ids, logprobs });
+    }
+    collect(engine.submit(request).unwrap())
+}
+
+#[test]
+fn a_text_that_is_cut_anywhere_and_resumed_is_the_whole_text() {
+    let ((first, _one), (second, _two)) = (plain(), engine(16, NgramDrafter));
+    let mut rng = StdRng::seed_from_u64(11);
+    let mut before: Option<Arc<Snapshot>> = None;
+    let (mut resumed, mut unsettled) = (0, 0);
+    for round in 0..40 {
+        let mut one = draw(&mut rng, before.as_ref());
+        if !matches!(one.start, Start::Session(_)) {
+            continue;
+        }
+        let mut whole = run(&first, &one, None);
+        if round % 2 == 0 && one.grammar.is_none() && whole.text.len() > 40 {
+            // Some words of the text, which several tokens make up.
+            one.stop.extend(whole.text.get(20..32).map(str::to_owned));
+            whole = run(&first, &one, None);
+        }
+        let length = whole.ids.len();
+        let mut begun: Option<Run> = None;
+        // Up to a first cut, on to the second, and to the end, each in another engine.
+        let mut cuts = [(); 2].map(|()| rng.random_range(length.saturating_sub(5).max(1)..=length.max(1)));
+        cuts[0] = cuts[0].min(rng.random_range(1..=length.max(1)));
+        cuts.sort_unstable();
+        for (cut, engine) in cuts.into_iter().zip([&first, &second]) {
+            let part = RequestParameters { max_tokens: cut, min_tokens: one.min_tokens.min(cut), ..one.clone() };
+            if cut >= length || begun.as_ref().is_some_and(|run| run.ids.len() == cut) {
+                continue;
+            }
+            let part = run(engine, &part, begun.as_ref());
+            if part.finish().reason != FinishReason::Length {
+                break;
+            }
+            assert_eq!(part.ids, whole.ids[..cut], "round {round}, {one:?}");
+            unsettled += usize::from(part.finish().snapshot.as_ref().unwrap().pending.len() > 1);
+            begun = Some(part);
+        }
+        if let Some(begun) = begun {
+            let read = first.stats().prompt_tokens;
+            let found = run(&first, &one, Some(&begun));
+            assert_eq!(outcome(&found), outcome(&whole), "round {round} after {} tokens, {one:?}", begun.ids.len());
+            let pending = begun.finish().snapshot.as_ref().unwrap().pending.len();
+            assert_eq!(first.stats().prompt_tokens - read, pending as u64, "the text so far was not read again");
+            resumed += 1;
+        }
+        before = if round % 3 == 2 { None } else { whole.finish().snapshot.clone() };
+    }
+    assert!(resumed > 15 && unsettled > 2, "{resumed} resumed, {unsettled} amid what may be a stop string");
+}
