@@ -50,10 +50,10 @@ pub use event::{
 pub use handle::{EngineHandle, EngineThread};
 pub use parameters::{Limits, RequestError, RequestParameters, Snapshots, Sources, Start, recommended_sampling};
 pub use pass_costs::{PassCost, PassCosts};
+pub use prompt::Begun;
 pub(crate) use prompt::last_tokens;
 pub use queue::SubmitError;
 pub use request::{Request, share_prompt};
-pub use resume::Begun;
 pub use row_drafts::DraftCounts;
 pub use run::{DRAFT_MAX, EngineError, EngineOptions, spawn, spawn_with};
 pub use speculation::MOST_TOKENS;

@@ -5,9 +5,9 @@ use std::sync::{Arc, OnceLock};
 use tidegate_model::SamplerState;
 use tidegate_model::sampling::{Sampler, SamplingParams};
 
+use super::event::TokenLogprobs;
 use super::logprobs::PromptLogprobs;
 use super::parameters::{Limits, RequestError, Start};
-use super::resume::Begun;
 use super::row_drafts::RECENT;
 use crate::session::{Answer, Snapshot};
 
@@ -35,6 +35,17 @@ pub(super) enum TextKind {
     Turn,
     /// A turn that continues the answer of the turn before.
     Continuation,
+}
+
+/// What a request had generated when it was interrupted.
+#[derive(Clone, Debug)]
+pub struct Begun {
+    /// The snapshot at its end, as in [`super::Finish`].
+    pub end: Arc<Snapshot>,
+    /// Its tokens.
+    pub token_ids: Vec<u32>,
+    /// The log probabilities of each of them, if requested.
+    pub logprobs: Vec<TokenLogprobs>,
 }
 
 /// The prompt of a request.

@@ -8,7 +8,7 @@ use super::guide::Guide;
 use super::logprobs::{Logprobs, PromptLogprobs};
 use super::output::TextOutput;
 use super::parameters::{Limits, RequestError, RequestParameters, Snapshots, Start};
-use super::prompt::{Opening, Prompt, TextKind};
+use super::prompt::{Begun, Opening, Prompt, TextKind};
 use crate::text::StopStrings;
 
 /// Most log probabilities that can be reported with each token.
@@ -76,6 +76,13 @@ impl Request {
             guide: grammar.map(|grammar| Guide::new(grammar, limits.vocab_size)),
         };
         Ok(Self { prompt, generation, output, kind, snapshots })
+    }
+
+    /// Continues what the same request has begun, instead of reading the prompt. The events are those of the whole text, but
+    /// none about the prompt.
+    pub fn resume(&mut self, begun: Begun) {
+        self.snapshots.prompt = false;
+        self.prompt.begun = Some(begun);
     }
 
     /// Tokens in the prompt.

@@ -1,36 +1,12 @@
 //! A text that has begun elsewhere, and goes on here. Its tokens are known, and so is the state at its end: nothing of it is
 //! computed again, but everything that follows from its tokens is repeated, its events too.
 
-use std::sync::Arc;
-
 use super::error::SequenceError;
-use super::event::TokenLogprobs;
 use super::output::TextBuffers;
-use super::request::Request;
+use super::prompt::Begun;
 use super::rollback::{Position, Rollback};
 use super::sequence::{Accepted, Sequence};
 use super::text_rules::TextRules;
-use crate::session::Snapshot;
-
-/// What a request had generated when it was interrupted.
-#[derive(Clone, Debug)]
-pub struct Begun {
-    /// The snapshot at its end, as in [`super::Finish`].
-    pub end: Arc<Snapshot>,
-    /// Its tokens.
-    pub token_ids: Vec<u32>,
-    /// The log probabilities of each of them, if requested.
-    pub logprobs: Vec<TokenLogprobs>,
-}
-
-impl Request {
-    /// Continues what the same request has begun, instead of reading the prompt. The events are those of the whole text, but
-    /// none about the prompt.
-    pub fn resume(&mut self, begun: Begun) {
-        self.snapshots.prompt = false;
-        self.prompt.begun = Some(begun);
-    }
-}
 
 impl Sequence {
     /// Adds the text that has begun elsewhere, if there is one. The state at its end is then what the sequence starts from,

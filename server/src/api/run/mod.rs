@@ -40,7 +40,6 @@ use self::choosing::{Chosen, Ended, EndedTexts};
 pub(super) use self::encoder::TokenUsage;
 use self::encoder::{Committed, EventEncoder, StreamEvent};
 use self::idempotency::Ticket;
-use self::next::Next;
 use self::recording::{Recorded, Recording};
 use self::register::register;
 use self::sink::{Last, Sink};
@@ -70,6 +69,15 @@ pub(super) struct RunOptions {
     pub(super) ticket: Option<Ticket>,
     /// What is recorded of it, if other servers can continue its stream.
     pub(super) recorded: Option<Recorded>,
+}
+
+/// What a run does next.
+enum Next {
+    Event(Result<(usize, Event), Failure>),
+    /// It is stopped.
+    Stop(Stop),
+    /// The client has disconnected, or reads nothing.
+    Disconnected,
 }
 
 /// A request that the engine has accepted.

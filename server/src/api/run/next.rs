@@ -2,21 +2,10 @@
 
 use std::time::Duration;
 
-use super::Run;
-use super::active::Stop;
 use super::encoder::StreamEvent;
 use super::sink::Sink;
-use crate::engine::{Event, Failure};
+use super::{Next, Run};
 use crate::metrics::Meter;
-
-/// What a run does next.
-pub(super) enum Next {
-    Event(Result<(usize, Event), Failure>),
-    /// It is stopped.
-    Stop(Stop),
-    /// The client has disconnected, or reads nothing.
-    Disconnected,
-}
 
 impl Run {
     /// Sends the events in `out` and waits for what comes next. A run that is finishing waits for no reader: what it still

@@ -112,12 +112,12 @@ fn another_server_takes_a_stream_over_once_its_holder_ends() {
         two.release_stream(OWNER, "a", Some(parked.record.clone())).await;
         assert_eq!(two.stream(OWNER, "a").await, Ok(row.clone()));
         one.release_stream(OWNER, "a", Some(parked.record.clone())).await;
-        assert_eq!(two.stream(OWNER, "a").await, Ok(parked));
+        assert_eq!(two.stream(OWNER, "a").await, Ok(parked.clone()));
         assert_eq!((two.take_stream(OWNER, "a").await, one.take_stream(OWNER, "a").await), (Ok(true), Ok(false)));
         crash(schema, two).await;
         assert_eq!(one.take_stream(OWNER, "a").await, Ok(true));
         one.delete_stream(other, "a").await.expect("it is not there");
-        assert_eq!(one.stream(OWNER, "a").await, Ok(row.clone()));
+        assert_eq!(one.stream(OWNER, "a").await, Ok(parked));
         one.delete_stream(OWNER, "a").await.expect("it is removed");
         assert_eq!(one.stream(OWNER, "a").await, missing());
         // One that has ended is not found, and is removed without being counted.
