@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex as StdMutex};
 use std::time::Duration;
 
 use rand::Rng as _;
-use tokio::sync::{Mutex, Notify};
+use tokio::sync::{Mutex, Notify, Semaphore, SemaphorePermit};
 use tokio::time::{sleep, timeout};
 use tokio_postgres::Row;
 
@@ -32,8 +32,11 @@ const ATTEMPTS: u32 = 6;
 /// Most milliseconds between two of them; fewer before.
 const PAUSE: u64 = 100;
 
-/// Owners that may be written at the same time by this server; others that happen to have the same number wait.
+/// Owners whose requests this server carries out at the same time; others that happen to have the same number wait.
 const LANES: usize = 256;
+
+/// Reads of one owner that are carried out at the same time, so that others always find a connection.
+const READS: usize = 4;
 
 /// A database, and what this server knows of it.
 pub(super) struct Database {
@@ -57,8 +60,13 @@ pub(super) struct Database {
     pub(super) stale: Notify,
     /// Sessions whose leases are to be given back once the database can be reached.
     pub(super) unreleased: StdMutex<HashSet<String>>,
-    /// The writes of one owner wait here for each other, and not in the database, where each would take a connection.
-    lanes: Vec<Mutex<()>>,
+    lanes: Vec<Lane>,
+}
+
+/// Where the requests of one owner wait for each other, and not in the database, where each would take a connection.
+struct Lane {
+    writes: Mutex<()>,
+    reads: Semaphore,
 }
 
 /// What a database is opened with.
@@ -76,6 +84,10 @@ pub(super) struct Parts {
 /// Whether this server may believe that there is more space than the others have left.
 fn is_about_space(error: &StoreError) -> bool {
     matches!(error, StoreError::Quota { quota, .. } if *quota != "sessions") || matches!(error, StoreError::Full { .. })
+}
+
+fn too_many() -> StoreError {
+    super::failure::unavailable("too many requests of one owner are waiting")
 }
 
 async fn pause(attempt: u32, reason: &str) {
@@ -107,7 +119,7 @@ impl Database {
             freed,
             stale: Notify::new(),
             unreleased: StdMutex::default(),
-            lanes: (0..LANES).map(|_| Mutex::default()).collect(),
+            lanes: (0..LANES).map(|_| Lane { writes: Mutex::default(), reads: Semaphore::new(READS) }).collect(),
         }
     }
 
@@ -151,6 +163,30 @@ impl Database {
         self.bounded(connection.snapshot(steps)).await
     }
 
+    /// Reads something of an owner.
+    pub(super) async fn query_of(&self, owner: Owner, step: Step) -> Result<Vec<Row>, StoreError> {
+        let _turn = self.turn(owner).await?;
+        self.query(step).await
+    }
+
+    /// Reads something of an owner as of one moment.
+    pub(super) async fn snapshot_of(&self, owner: Owner, steps: &[Step]) -> Result<Vec<Vec<Row>>, StoreError> {
+        let _turn = self.turn(owner).await?;
+        self.snapshot(steps).await
+    }
+
+    /// Waits until fewer than [`READS`] reads of the owner are carried out.
+    async fn turn(&self, owner: Owner) -> Result<SemaphorePermit<'_>, StoreError> {
+        self.health.check()?;
+        // They are never closed.
+        let turn = timeout(self.limit, self.lane(owner).reads.acquire()).await.ok().and_then(Result::ok);
+        turn.ok_or_else(too_many)
+    }
+
+    fn lane(&self, owner: Owner) -> &Lane {
+        &self.lanes[usize::from(owner.0[0].wrapping_add(owner.0[15]))]
+    }
+
     /// Runs one statement that others may be in the way of.
     pub(super) async fn retry(&self, step: Step) -> Result<Vec<Row>, StoreError> {
         let mut attempt = 0;
@@ -168,7 +204,7 @@ impl Database {
     /// Rows of an owner as of one moment.
     pub(super) async fn read(&self, owner: Owner, reads: &Reads) -> Result<Work, StoreError> {
         let steps = reads.steps(owner, Access::Read);
-        let rows = self.snapshot(&steps).await?;
+        let rows = self.snapshot_of(owner, &steps).await?;
         match Reads::load(owner, &steps, &rows)? {
             Some(found) => Ok(found),
             None => Reads::fill(Work::new(owner, Account::default(), 0), &steps, &rows),
@@ -184,10 +220,7 @@ impl Database {
         work: impl Fn(&mut Work) -> Result<T, StoreError> + Send + Sync,
     ) -> Result<T, StoreError> {
         self.health.check()?;
-        let lane = &self.lanes[usize::from(owner.0[0].wrapping_add(owner.0[15]))];
-        let Ok(_lane) = timeout(self.limit, lane.lock()).await else {
-            return Err(super::failure::unavailable("too many requests of one owner are waiting"));
-        };
+        let _turn = timeout(self.limit, self.lane(owner).writes.lock()).await.map_err(|_| too_many())?;
         let mut attempt = 0;
         loop {
             attempt += 1;

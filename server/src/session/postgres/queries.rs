@@ -84,12 +84,12 @@ fn listed(row: &Row) -> Result<Listed, StoreError> {
 
 impl Database {
     pub(super) async fn session(&self, owner: Owner, id: &SessionId) -> Result<SessionRow, StoreError> {
-        let rows = self.query(step!(SESSION, id.to_string(), owner_column(owner))).await?;
+        let rows = self.query_of(owner, step!(SESSION, id.to_string(), owner_column(owner))).await?;
         Ok(session(rows.first().ok_or(StoreError::SESSION)?, 0)?.1)
     }
 
     pub(super) async fn head(&self, owner: Owner, id: &SessionId) -> Result<Head, StoreError> {
-        let rows = self.query(step!(HEAD, id.to_string(), owner_column(owner))).await?;
+        let rows = self.query_of(owner, step!(HEAD, id.to_string(), owner_column(owner))).await?;
         Ok(head(rows.first().ok_or(StoreError::SESSION)?)?.1)
     }
 
@@ -102,7 +102,7 @@ impl Database {
     ) -> Result<Vec<(SessionId, Head)>, StoreError> {
         let (sql, first) = if newest_first { (NEWEST_FIRST, i64::MAX) } else { (OLDEST_FIRST, -1) };
         let after = after.map_or(first, column);
-        let rows = self.query(step!(sql, owner_column(owner), after, column(limit as u64))).await?;
+        let rows = self.query_of(owner, step!(sql, owner_column(owner), after, column(limit as u64))).await?;
         let found = rows.iter().map(|row| {
             let (id, head) = head(row)?;
             Ok((
@@ -115,7 +115,7 @@ impl Database {
 
     pub(super) async fn versions(&self, owner: Owner, id: &SessionId) -> Result<(SessionRow, Vec<Listed>), StoreError> {
         let steps = [step!(SESSION, id.to_string(), owner_column(owner)), step!(VERSIONS, id.to_string())];
-        let rows = self.snapshot(&steps).await?;
+        let rows = self.snapshot_of(owner, &steps).await?;
         let row = session(rows[0].first().ok_or(StoreError::SESSION)?, 0)?.1;
         Ok((row, rows[1].iter().map(listed).collect::<Result<_, _>>()?))
     }
@@ -131,13 +131,13 @@ impl Database {
             step!(SESSION, id.to_string(), owner_column(owner)),
             step!(LISTED, id.to_string(), owner_column(owner), version),
         ];
-        let rows = self.snapshot(&steps).await?;
+        let rows = self.snapshot_of(owner, &steps).await?;
         rows[0].first().ok_or(StoreError::SESSION)?;
         listed(rows[1].first().ok_or(StoreError::VERSION)?)
     }
 
     pub(super) async fn version(&self, owner: Owner, id: &VersionId) -> Result<Option<VersionRow>, StoreError> {
-        let rows = self.query(step!(VERSION, id.to_string(), owner_column(owner))).await?;
+        let rows = self.query_of(owner, step!(VERSION, id.to_string(), owner_column(owner))).await?;
         rows.first().map(|row| Ok(version(row, 0)?.1)).transpose()
     }
 
@@ -150,7 +150,7 @@ impl Database {
         if limit == 0 {
             return Ok(Vec::new());
         }
-        let rows = self.query(step!(CHAIN, id.to_owned(), owner_column(owner), column(limit as u64))).await?;
+        let rows = self.query_of(owner, step!(CHAIN, id.to_owned(), owner_column(owner), column(limit as u64))).await?;
         rows.iter().map(|row| version(row, 0)).collect()
     }
 
@@ -160,13 +160,13 @@ impl Database {
     }
 
     pub(super) async fn response(&self, owner: Owner, id: &str) -> Result<ResponseRow, StoreError> {
-        let rows = self.query(step!(RESPONSES, vec![id.to_owned()])).await?;
+        let rows = self.query_of(owner, step!(RESPONSES, vec![id.to_owned()])).await?;
         let found = rows.first().map(response).transpose()?.filter(|(_, row)| row.owner == owner);
         Ok(found.ok_or(StoreError::RESPONSE)?.1)
     }
 
     pub(super) async fn receipt(&self, owner: Owner, key: &str) -> Result<Option<(u64, Vec<u8>)>, StoreError> {
-        let rows = self.query(step!(RECEIPT, owner_column(owner), key.as_bytes().to_vec())).await?;
+        let rows = self.query_of(owner, step!(RECEIPT, owner_column(owner), key.as_bytes().to_vec())).await?;
         rows.first().map(|row| Ok((number(row, 0)?, get(row, 1)?))).transpose()
     }
 

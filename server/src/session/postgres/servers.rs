@@ -138,7 +138,7 @@ impl Database {
     }
 
     pub(super) async fn stream(&self, of: Owner, id: &str) -> Result<StreamRow, StoreError> {
-        let rows = self.query(step!(STREAM, id.to_owned(), owner_column(of))).await?;
+        let rows = self.query_of(of, step!(STREAM, id.to_owned(), owner_column(of))).await?;
         let row = rows.first().ok_or(StoreError::STREAM)?;
         Ok(StreamRow { owner: owner(row, 0)?, record: get(row, 1)? })
     }

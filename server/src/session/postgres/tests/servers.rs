@@ -1,7 +1,10 @@
 //! Several servers: leases, the one that leads, and streams.
 
+use futures_util::future::join_all;
+
 use super::*;
 use crate::session::index::{NewStream, StreamRow};
+use crate::session::postgres::connection::CONNECTIONS;
 use crate::session::postgres::servers::MAX_ENDED_STREAMS;
 
 /// Ends a server as a crash does: without a word, and the others find out when its time has passed.
@@ -201,5 +204,27 @@ fn an_owner_keeps_the_streams_that_ended_last() {
         assert_eq!(gone(&all).await, ["1"]);
         one.keep_stream(OWNER, "lost", NOW * 4).await.expect("it is kept");
         assert_eq!(gone(&all).await, ["1", "2"]);
+    });
+}
+
+#[test]
+fn reads_of_one_owner_leave_connections_to_others() {
+    with_schema(async |schema| {
+        let index = schema.open().await;
+        let (id, _) = create(&index, 100, None).await;
+        let (client, connection) = schema.url.config.connect(schema.url.tls.clone()).await.expect("a connection");
+        let task = tokio::spawn(connection);
+        client.batch_execute(&format!("BEGIN; LOCK TABLE {}.sessions", schema.name)).await.expect("it is locked");
+        // More than there are connections, and each of those that are carried out waits for the lock.
+        let mut reads = join_all((0..3 * CONNECTIONS[0]).map(|_| index.session(OWNER, &id)));
+        let other = VersionId::new();
+        tokio::select! {
+            biased;
+            _ = &mut reads => panic!("nobody can read sessions"),
+            found = index.version(Owner([2; 16]), &other) => assert_eq!(found, Ok(None)),
+        }
+        client.batch_execute("COMMIT").await.expect("it is unlocked");
+        assert!(reads.await.iter().all(Result::is_ok));
+        task.abort();
     });
 }
