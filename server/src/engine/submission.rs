@@ -43,6 +43,10 @@ impl Submission {
     /// The tokens to count in advance, at least one: the prompt, which is known, and the beginning of the text.
     pub(super) fn cost(&self) -> usize {
         let Request { prompt, generation, .. } = &self.request;
-        (prompt.source.len() + prompt.input.len() + generation.max_tokens.min(ADVANCE)).max(1)
+        let unread = match &prompt.begun {
+            Some(begun) => begun.end.pending.len(),
+            None => prompt.source.len() + prompt.input.len(),
+        };
+        (unread + generation.max_tokens.min(ADVANCE)).max(1)
     }
 }

@@ -101,6 +101,11 @@ impl Cluster {
         self.lock().rows.len()
     }
 
+    /// Changes the record of each stream.
+    pub(crate) fn change_streams(&self, change: impl Fn(&[u8]) -> Vec<u8>) {
+        self.lock().rows.values_mut().for_each(|row| row.record = change(&row.record));
+    }
+
     /// Whether somebody holds the stream.
     pub(crate) fn is_held(&self, id: &str) -> bool {
         self.lock().holders.contains_key(id)

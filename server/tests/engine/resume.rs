@@ -5,8 +5,11 @@ use std::sync::Arc;
 
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
-use tidegate_server::engine::{Begun, EngineHandle, FinishReason, NgramDrafter, Request, RequestParameters, Start};
+use tidegate_server::engine::{
+    Begun, EngineHandle, FinishReason, NgramDrafter, Request, RequestParameters, Snapshots, Start,
+};
 use tidegate_server::session::Snapshot;
+use tidegate_server::text::GrammarSpec;
 
 use crate::common::runs::{Run, collect, shipped};
 use crate::drafts::{draw, engine, outcome, plain};
@@ -68,4 +71,29 @@ fn a_text_that_is_cut_anywhere_and_resumed_is_the_whole_text() {
         before = if round % 3 == 2 { None } else { whole.finish().snapshot.clone() };
     }
     assert!(resumed > 15 && unsettled > 2, "{resumed} resumed, {unsettled} amid what may be a stop string");
+}
+
+#[test]
+fn a_long_text_that_follows_a_grammar_is_repeated_as_a_whole() {
+    let (engine, _thread) = plain();
+    let served = shipped();
+    let spec = GrammarSpec::Regex("([0-9]{1,4}\\. [A-Za-z ,]{1,200}\n){1,100}".to_owned());
+    let one = RequestParameters {
+        start: Start::Session(Arc::new(Snapshot::empty(0))),
+        prompt: vec![42],
+        max_tokens: 1,
+        grammar: Some(served.grammars.compile(&spec).unwrap()),
+        snapshots: Snapshots { prompt: false, end: true },
+        ..RequestParameters::default()
+    };
+    let mut begun = run(&engine, &one, None);
+    // Its lines differ, so that the parser meets something new in each.
+    let lines = (0..90).map(|line| format!("{line}. {}\n", "Qu, zigzag elk ".repeat(3 + line % 10)));
+    let text: String = lines.collect();
+    assert!(text.len() > 8000, "{}", text.len());
+    begun.ids = served.tokenizer.encode_more(&text).unwrap();
+    let longer = RequestParameters { max_tokens: begun.ids.len() + 8, ..one };
+    let found = run(&engine, &longer, Some(&begun));
+    assert!(found.text.starts_with(&text));
+    assert_eq!(found.ids.len(), longer.max_tokens);
 }

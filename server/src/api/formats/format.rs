@@ -140,10 +140,12 @@ async fn respond<F: Format>(
     drop(raw);
     if let Some(recorded) = &mut recorded {
         recorded.fix(&mut request, &mut session);
-        request.begun = recorded.begun().await?;
     }
     let grammar = grammar.compile(&state, &served).await?;
     let continuation = F::continuation(&mut options, session, &state, &served, owner, &headers).await?;
+    if let Some(recorded) = &mut recorded {
+        request.begun = recorded.begun().await?;
+    }
     let collect = !stream || ticket.is_some();
     // The encoder too: it may turn a long prompt of ids into text.
     let auth = context::current();

@@ -120,7 +120,7 @@ impl TextRequest {
         if base.is_some() {
             choices.check_conversation(keep)?;
         }
-        let held_states = choices.held_states(keep, served)?;
+        let held_states = choices.held_states(keep, served)? + begun.as_ref().map_or(0, |_| served.state_bytes);
         let reseed = self.sampling.seed.is_some();
         let sampling = self.sampling.apply(&served.sampling)?;
         // Refused before the prompts are encoded, which takes longer.

@@ -6,9 +6,10 @@ use std::sync::Arc;
 use tracing::warn;
 
 use super::Run;
+use super::recording::Recording;
 use super::sink::{Last, Sink};
 use crate::api::error::ApiError;
-use crate::api::request::continuation::CommitPlan;
+use crate::api::request::continuation::{CommitPlan, Keep};
 use crate::api::state::RunGuard;
 use crate::engine::{Failure, Finish};
 use crate::metrics::Meter;
@@ -30,6 +31,16 @@ impl Run {
             self.recording = None;
         }
         withdrawn
+    }
+
+    /// Whether the text so far can be stored for another server.
+    pub(super) fn can_be_parked(&self) -> bool {
+        self.plan.keep() != Some(Keep::Nothing) && self.recording.as_ref().is_some_and(Recording::can_be_parked)
+    }
+
+    /// Whether the client has not ended the stream.
+    pub(super) fn is_held(&self) -> bool {
+        self.recording.as_ref().is_some_and(|recording| !recording.hold.is_withdrawn())
     }
 
     /// Ends without a commit or a last event. The readers of the stream ask again, and another server continues it: after the

@@ -35,6 +35,11 @@ impl Hold {
         self.withdrawn.get_or_try_init(|| self.store.withdraw_stream(self.owner, &self.id)).await.copied()
     }
 
+    /// Whether the record was removed.
+    pub(super) fn is_withdrawn(&self) -> bool {
+        self.withdrawn.get() == Some(&true)
+    }
+
     /// Keeps the record of a stream that has ended for so long, so that other servers can still send its events.
     pub(super) async fn keep(&self, kept: Duration) -> Result<(), StoreError> {
         self.store.keep_stream(self.owner, &self.id, kept).await

@@ -71,6 +71,9 @@ pub(super) struct RunOptions {
     pub(super) recorded: Option<Recorded>,
 }
 
+/// Tokens whose events are written before other tasks have their turn: a text that is resumed comes all at once.
+const BUSY: usize = 256;
+
 /// What a run does next.
 enum Next {
     Event(Result<(usize, Event), Failure>),
@@ -142,7 +145,8 @@ pub(super) async fn start(
     };
     debug!(seed = sampling.seed, prompts = prompts.len(), texts = requests.len(), stream, "completion starts");
     let streams = served.engine.submit_for(context::tenant(), requests)?;
-    let recorder = UsageRecorder::new((demand.prompt_tokens, cached.iter().sum()), streams.len(), reservation);
+    let known = recording.as_ref().map_or(0, Recording::known);
+    let recorder = UsageRecorder::new((demand.prompt_tokens, cached.iter().sum()), streams.len(), (reservation, known));
     let texts = Texts::new(recorder, streams);
     let run = Run {
         state,
@@ -210,15 +214,20 @@ impl Run {
         }
         let outcome = loop {
             match self.next(&mut sink, &mut out, &mut meter, (limit, finishing)).await {
-                Next::Stop(Stop::Released) if self.recording.as_ref().is_some_and(Recording::can_be_parked) => {
+                Next::Stop(Stop::Released) if self.can_be_parked() => {
                     parking = true;
                     self.texts.interrupt();
                 }
                 Next::Stop(Stop::Released) | Next::Event(Err(Failure::ShuttingDown)) if self.recording.is_some() => {
                     return self.give_up(sink, None, meter, guard).await;
                 }
+                Next::Event(Err(_)) if self.recording.as_ref().is_some_and(|recording| recording.known() > 0) => {
+                    // What was parked cannot be continued, so the text is computed again.
+                    self.recording.as_mut().map(Recording::forget_parked);
+                    return self.give_up(sink, None, meter, guard).await;
+                }
                 Next::Event(Ok((_, Event::Finished(finish))))
-                    if parking && finish.reason == FinishReason::Interrupted =>
+                    if parking && finish.reason == FinishReason::Interrupted && self.is_held() =>
                 {
                     return self.give_up(sink, finish.snapshot, meter, guard).await;
                 }
@@ -290,8 +299,12 @@ impl Run {
                 Ok(false)
             }
             Event::Delta(delta) if self.by_token => {
-                meter.delivering(index, delta.token_ids.len());
-                for token in delta.tokens() {
+                let known = self.recording.as_ref().map_or(0, Recording::known);
+                meter.delivering(index, delta.token_ids.len().saturating_sub(known));
+                for (number, token) in delta.tokens().enumerate() {
+                    if number % BUSY == BUSY - 1 {
+                        tokio::task::yield_now().await;
+                    }
                     self.delta(index, token, out)?;
                 }
                 Ok(false)

@@ -1,5 +1,5 @@
-//! Parking: what a server that shuts down leaves of a turn whose stream another server can continue, so that the text so far
-//! need not be computed again.
+//! Parking: a server that shuts down stores the state and the tokens of a turn, and another server continues it after the text
+//! so far.
 
 use std::sync::Arc;
 
@@ -9,8 +9,9 @@ use crate::api::error::ApiError;
 use crate::engine::{Begun, Delta, TokenLogprobs};
 use crate::session::{Snapshot, Store, StoreError, VersionId};
 
-/// Most tokens and log probabilities of a turn that is parked. A longer text is computed again.
-const MOST: usize = 1 << 16;
+/// Most tokens and log probabilities of a turn that is parked. A longer text is computed again: the engine repeats what follows
+/// from the tokens all at once, and other texts wait for that.
+const MOST: usize = 1 << 14;
 
 /// A token's log probability, and the most likely tokens with theirs.
 type Logprobs = (f32, Vec<(u32, f32)>);

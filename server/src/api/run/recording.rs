@@ -84,9 +84,11 @@ pub(in crate::api) struct Recording {
     resumed_at: Option<usize>,
     /// Events so far.
     events: usize,
-    /// Tokens of what was parked that are still to come again. They are not computed.
+    /// Tokens still to come that another server has generated. They are not computed.
     known: usize,
     text: TextSoFar,
+    /// Whether the record in the store is another one.
+    changed: bool,
     /// Whether nothing is left to be done.
     settled: bool,
 }
@@ -199,6 +201,7 @@ impl Recording {
             events: 0,
             known: 0,
             text: TextSoFar::default(),
+            changed: false,
             settled: false,
         }
     }
@@ -251,27 +254,45 @@ impl Recording {
         } else if let Err(error) = self.hold.keep(RETENTION).await {
             warn!("the record of a stream was not kept: {error}");
         }
-        self.remove_parked().await;
+        self.remove_parked();
+    }
+
+    /// Tokens still to come that another server has generated.
+    pub(super) fn known(&self) -> usize {
+        self.known
     }
 
     /// Gives the stream up for another server. Parks the text so far if `end` is the state after it.
     pub(super) async fn release(mut self, end: Option<Arc<Snapshot>>) {
         self.settled = true;
-        let Some(end) = end else { return self.hold.release(None).await };
-        match std::mem::take(&mut self.text).park(self.hold.store(), &end).await {
-            Ok(parked) => {
-                self.remove_parked().await;
-                self.record.parked = Some(parked);
-                self.state.metrics().parked();
+        let mut before = None;
+        if let Some(end) = end {
+            match std::mem::take(&mut self.text).park(self.hold.store(), &end).await {
+                Ok(parked) => {
+                    before = self.record.parked.replace(parked);
+                    self.changed = true;
+                    self.state.metrics().parked();
+                }
+                Err(error) => warn!("a turn was not parked, so another server computes its text again: {error}"),
             }
-            Err(error) => warn!("a turn was not parked, so another server computes its text again: {error}"),
         }
-        self.hold.release(Some(to_json(&self.record).into_bytes())).await;
+        self.hold.release(self.changed.then(|| to_json(&self.record).into_bytes())).await;
+        if let Some(before) = before {
+            before.remove(self.hold.store()).await;
+        }
     }
 
-    async fn remove_parked(&self) {
-        if let Some(parked) = &self.record.parked {
-            parked.remove(self.hold.store()).await;
+    /// Lets the text be computed again, although it was parked.
+    pub(super) fn forget_parked(&mut self) {
+        self.changed |= self.record.parked.is_some();
+        self.remove_parked();
+    }
+
+    /// Removes the state that was parked, in the background: if that fails, the sweep does it later.
+    fn remove_parked(&mut self) {
+        if let Some(parked) = self.record.parked.take() {
+            let store = self.hold.store().clone();
+            tokio::spawn(async move { parked.remove(&store).await });
         }
     }
 
@@ -283,7 +304,7 @@ impl Recording {
         });
         self.settled |= withdrawn;
         if withdrawn {
-            self.remove_parked().await;
+            self.remove_parked();
         }
         withdrawn
     }

@@ -27,7 +27,7 @@ pub(super) async fn take_over(state: &AppState, owner: Owner, id: &str, next: us
         if state.streams().has(owner, id) {
             return Ok(());
         }
-        let (store, record) = find(state, owner, id).await?;
+        let store = find(state, owner, id).await?;
         if state.is_draining() {
             let message = "the server is shutting down";
             return Err(ApiError::server(StatusCode::SERVICE_UNAVAILABLE, "shutting_down", message));
@@ -36,6 +36,8 @@ pub(super) async fn take_over(state: &AppState, owner: Owner, id: &str, next: us
         if let Some(_claim) = state.streams().claim(id)
             && store.take_stream(owner, id).await.map_err(missing)?
         {
+            // Again: until now its holder may have replaced it.
+            let record = store.stream(owner, id).await.map_err(missing)?;
             let record: StreamRecord = serde_json::from_slice(&record).map_err(|_| no_longer_kept())?;
             let recording = Recording::new(state, (store, owner, id.to_owned()), record, Some(next));
             start(state, owner, recording).await?;
@@ -66,12 +68,12 @@ async fn start(state: &AppState, owner: Owner, recording: Recording) -> Result<R
 
 /// Removes the record of a stream. If the server that holds the stream is alive, its turn runs to its end.
 pub(super) async fn forget(state: &AppState, owner: Owner, id: &str) -> Result<(), ApiError> {
-    let (store, _) = find(state, owner, id).await?;
+    let store = find(state, owner, id).await?;
     Ok(store.delete_stream(owner, id).await?)
 }
 
-/// The store that has the record of a stream, and the record.
-async fn find(state: &AppState, owner: Owner, id: &str) -> Result<(Store, Vec<u8>), ApiError> {
+/// The store that has the record of a stream.
+async fn find(state: &AppState, owner: Owner, id: &str) -> Result<Store, ApiError> {
     let stores = state.stores();
     if stores.is_empty() {
         // A server that has just started knows no stream yet, and must not say that there is none.
@@ -79,7 +81,7 @@ async fn find(state: &AppState, owner: Owner, id: &str) -> Result<(Store, Vec<u8
     }
     for store in stores.into_iter().filter(|store| store.is_shared() && Streams::is_id(id)) {
         match store.stream(owner, id).await {
-            Ok(record) => return Ok((store, record)),
+            Ok(_) => return Ok(store),
             Err(StoreError::NotFound { .. }) => {}
             Err(error) => return Err(error.into()),
         }

@@ -16,6 +16,8 @@ pub(in crate::api) struct UsageRecorder {
     context: Context,
     /// What the request has reserved of its key's quota; none if the server has no keys.
     reservation: Option<Reservation>,
+    /// Tokens still to come that another server has generated: they are used up already.
+    known: usize,
     started: Instant,
     pub(in crate::api) usage: TokenUsage,
     longest: Timings,
@@ -28,7 +30,7 @@ impl UsageRecorder {
     pub(in crate::api) fn new(
         (prompt, cached): (usize, usize),
         texts: usize,
-        mut reservation: Option<Reservation>,
+        (mut reservation, known): (Option<Reservation>, usize),
     ) -> Self {
         if let Some(reservation) = &mut reservation {
             reservation.spend(prompt);
@@ -37,6 +39,7 @@ impl UsageRecorder {
             span: Span::current(),
             context: Context::current(),
             reservation,
+            known,
             started: Instant::now(),
             usage: TokenUsage { prompt, cached, completion: 0 },
             longest: Timings::default(),
@@ -48,8 +51,10 @@ impl UsageRecorder {
     /// Adds tokens as they come, so that the count is right whenever the request ends.
     pub(in crate::api) fn generated(&mut self, tokens: usize) {
         self.usage.completion += tokens;
+        let known = tokens.min(self.known);
+        self.known -= known;
         if let Some(reservation) = &mut self.reservation {
-            reservation.spend(tokens);
+            reservation.spend(tokens - known);
         }
     }
 

@@ -291,7 +291,8 @@ impl Cluster {
             let ids = batch.iter().map(|(id, _)| id.to_string()).collect();
             unnamed.extend(self.index.unnamed(ids).await?);
         }
-        report.notes = unnamed_notes(&unnamed, "a server is writing it now, or a sweep removes it");
+        report.notes =
+            unnamed_notes(&unnamed, "a server is writing it now or has parked a turn in it, or a sweep removes it");
         Ok(report)
     }
 }

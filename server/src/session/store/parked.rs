@@ -1,5 +1,5 @@
-//! Snapshots of turns that a server gives up amid their text, for the server that goes on. The index does not name them: one
-//! that is not removed by then is removed by the sweep, like what a dead server has left.
+//! Snapshots of turns that a server gives up amid their text, for the server that continues them. The index does not name them.
+//! If nobody removes one, the sweep does, as it removes what a dead server has left.
 
 use std::sync::Arc;
 

@@ -239,8 +239,8 @@ const MOST_SEEN: usize = 1_000_000;
 const NAMED: usize = 100;
 
 impl Inner {
-    /// Logs the snapshots that the index names and that do not exist. `seen` are those that were found, some of which may be gone, and
-    /// newer ones are not among them.
+    /// Logs the snapshots that the index names and that do not exist. `seen` are those that were listed: some may have been removed
+    /// since, and others added.
     async fn report_missing(&self, seen: HashSet<String>) -> Result<(), StoreError> {
         let missing = self.index.missing(seen).await?;
         let mut found = 0;

@@ -39,23 +39,29 @@ fn longer(body: &Value) -> Value {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_parked_turn_goes_on_where_it_was_with_the_same_events() {
-    let mut parked = 0.0;
+    let (mut parked, mut twice) = (Vec::new(), 0.0);
     for (name, path, body) in requests() {
         let cluster = Cluster::new();
         let [first, second, third, fourth] = [0, 0, 8, 0].map(|drafts| server_of(&cluster, drafts, |_| ()));
         let (id, mut had) = left(&first, path, &longer(&body)).await;
-        parked += first.metric(PARKED).await;
         let rest = if had.last().unwrap().ends_with("[DONE]") {
             Vec::new()
         } else {
-            // The second server is shut down as well.
-            let more = second.resume(&id, Some(had.len() - 1)).await.into_body().into_data_stream();
+            parked.push(name);
+            // The second server is shut down as well, once it has gone on.
+            let mut more = second.resume(&id, Some(had.len() - 1)).await.into_body().into_data_stream();
+            let first = more.next().await.unwrap().unwrap();
             second.state.drain();
+            had.extend(events(std::str::from_utf8(&first).unwrap()));
             had.extend(whole(more).await);
             second.state.settle().await;
-            parked += second.metric(PARKED).await;
+            twice += second.metric(PARKED).await;
             assert_eq!(second.metric(RECOMPUTED).await, 0.0, "{name}");
-            third.rest(&id, Some(had.len() - 1)).await
+            if had.last().unwrap().ends_with("[DONE]") {
+                Vec::new()
+            } else {
+                third.rest(&id, Some(had.len() - 1)).await
+            }
         };
         assert_eq!(third.metric(RECOMPUTED).await, 0.0, "{name}");
         assert_eq!(third.metric(PARKED).await, 0.0, "{name}");
@@ -65,22 +71,32 @@ async fn a_parked_turn_goes_on_where_it_was_with_the_same_events() {
         assert_eq!(fourth.rest(&id, None).await, all, "{name}");
         assert_eq!(objects(&cluster).await.len(), 1, "{name}: that of the version");
     }
-    assert!(parked > 5.0, "{parked} were parked");
+    // The short ones may have ended before.
+    assert!(parked.len() >= 4 && twice >= 2.0, "{parked:?} were parked, and {twice} twice");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_parked_turn_whose_state_is_lost_or_damaged_is_computed_again() {
-    for damaged in [false, true] {
+async fn a_parked_turn_that_is_lost_or_damaged_is_computed_again() {
+    for damage in ["none", "state", "tokens"] {
         let cluster = Cluster::new();
         let [first, second] = [(); 2].map(|()| server(&cluster));
         let body = json!({"prompt": "Once", "max_tokens": 600, "min_tokens": 600, "seed": 1});
         let (id, had) = left(&first, "/v1/completions", &body).await;
         assert_eq!(first.metric(PARKED).await, 1.0);
         let [object] = &objects(&cluster).await[..] else { panic!("the parked state alone") };
-        if damaged {
-            cluster.objects.put(object, "no state".into()).await.unwrap();
-        } else {
-            cluster.objects.delete(object).await.unwrap();
+        match damage {
+            "state" => drop(cluster.objects.put(object, "no state".into()).await.unwrap()),
+            "tokens" => cluster.change_streams(|record| {
+                let mut record: Value = serde_json::from_slice(record).unwrap();
+                // It ends the text, which has not ended.
+                record["parked"]["tokens"][1] = 0.into();
+                record.to_string().into()
+            }),
+            _ => cluster.objects.delete(object).await.unwrap(),
+        }
+        if damage == "tokens" {
+            // The server finds out when it has begun to continue the stream, which it then begins anew.
+            assert!(second.rest(&id, Some(had.len() - 1)).await.is_empty());
         }
         let rest = second.rest(&id, Some(had.len() - 1)).await;
         assert!(rest.last().unwrap().ends_with("data: [DONE]"));
