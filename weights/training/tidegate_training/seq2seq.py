@@ -210,10 +210,6 @@ class Seq2Seq(nn.Module):
                 if attn.random_matrices is not None:
                     attn.random_matrices.copy_(draw_matrices(cfg.feature_map, tuple(attn.random_matrices.shape), matrices))
 
-    def sigmas(self) -> list[Tensor]:
-        """Every learned sigma, of self and cross attention; none in the softmax twin."""
-        return [p for name, p in self.named_parameters() if name.endswith("sigma")]
-
     def encode(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
         """The memory (batch, source, hidden). ids: (batch, source); mask: bool as ids, false for padding; None: no padding"""
         cfg = self.cfg

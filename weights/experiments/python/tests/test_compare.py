@@ -69,9 +69,11 @@ def test_only_the_mixer_differs(folder, tmp_path, run_config):
     for mixer in compare.MIXERS:
         run = compare.configured(cfg, mixer, 1, 1)
         m = run.model
-        assert m.features == (8 if m.feature_map == "elu" else 0 if mixer == "softmax" else 16), mixer
-        assert m.gate == (mixer.endswith(("gate", "stateful", "no-positions")) or mixer == "hybrid"), mixer
-        assert run.train.carry_state == (mixer == "rfa-gate-stateful"), mixer
+        softmax, stateful = mixer.startswith("softmax"), mixer in ("softmax-stateful", "elu-gate-stateful", "rfa-gate-stateful")
+        assert m.features == (8 if m.feature_map == "elu" else 0 if softmax else 16), mixer
+        assert m.gate == ("-gate" in mixer or mixer == "hybrid"), mixer
+        assert run.train.carry_state == stateful, mixer
+        assert run.train.pool == (200 if mixer == "rfa-gate-pool" else 0), mixer
         assert m.position_embedding == ("none" if mixer == "rfa-gate-no-positions" else "rope"), mixer
         model = Trainer(run, folder, tmp_path / mixer, "cpu").model
         own = ("gate.weight", "gate.bias", "sigma", "far_bias")
@@ -80,8 +82,8 @@ def test_only_the_mixer_differs(folder, tmp_path, run_config):
         assert weights.keys() == shared.keys(), mixer
         assert all(torch.equal(p, shared[n]) and p.std() > 0 for n, p in weights.items() if "norm" not in n), mixer
         own_weights[mixer] = dict(model.state_dict())
-        assert m.sliding_window == {"softmax": run.train.segment, "hybrid": cfg.compare.window}.get(mixer), mixer
-        lives = (1.0, 1024.0) if mixer == "rfa-gate-stateful" else (cfg.train.half_life_min, cfg.train.half_life_max)
+        assert m.sliding_window == (run.train.segment if softmax else cfg.compare.window if mixer == "hybrid" else None), mixer
+        lives = (1.0, 1024.0) if stateful else (cfg.train.half_life_min, cfg.train.half_life_max)
         assert (run.train.half_life_min, run.train.half_life_max) == lives, mixer
         sizes[mixer] = parameters(model)
     assert sizes["rfa-gate"] - sizes["rfa"] == 2 * 2 * 17 and sizes["rfa"] - sizes["softmax"] == 2 * 2 * 8
@@ -102,7 +104,63 @@ def test_a_mixer_does_not_depend_on_the_base_configuration(run_config):
     for mixer in compare.MIXERS:
         got, want = compare.configured(odd, mixer, 1, 1), compare.configured(cfg, mixer, 1, 1)
         assert got.model == want.model and got.train.carry_state == want.train.carry_state
-        assert got.train.pool == (3 if got.model.proj_dim else 0)
+        assert got.train.pool == (200 if mixer == "rfa-gate-pool" else 3 if got.model.proj_dim else 0)
+
+
+def trainer(run_config, folder, out, mixer="rfa-gate-stateful", seed=1, resets=0.0, fixed_sigma=False):
+    cfg = base(run_config)
+    cfg = dataclasses.replace(cfg, compare=dataclasses.replace(cfg.compare, resets=resets))
+    return compare.ComparedTrainer(compare.configured(cfg, mixer, seed, 1), folder, out, "cpu", fixed_sigma)
+
+
+def test_each_seed_begins_elsewhere_in_the_text(folder, tmp_path, run_config):
+    """All seeds read the same tokens in the same order, so that their spread was too small."""
+    first = lambda mixer, seed: trainer(run_config, folder, tmp_path / f"{mixer} {seed}", mixer, seed).lanes.step(0)[0]
+    one, two = first("rfa", 1), first("rfa", 2)
+    assert not np.array_equal(one, two)
+    assert np.array_equal(one, first("softmax", 1)) and np.array_equal(two, first("elu-gate-stateful", 2))
+    made = trainer(run_config, folder, tmp_path / "all")
+    assert np.array_equal(np.sort(made.lanes.stream), np.sort(made.stream))
+
+
+@pytest.mark.parametrize("mixer", compare.STATEFUL)
+def test_a_reset_lane_reads_as_if_its_text_began(folder, tmp_path, run_config, mixer):
+    made = trainer(run_config, folder, tmp_path / "a", mixer, resets=0.5)
+    lanes = made.cfg.train.lanes
+    chosen = ((step, np.random.default_rng((1, step)).random(lanes) < 0.5) for step in range(100))
+    made.step, gone = next((step, gone) for step, gone in chosen if gone.any() and not gone.all())
+    ids = torch.randint(1, made.cfg.model.vocab_size, (lanes, 8))
+    with torch.no_grad():
+        _, made.state = made.model(ids, made.model.new_state(lanes))
+        carried, _ = made.model(ids, made.state)
+        fresh, _ = made.model(ids, made.model.new_state(lanes))
+        made.reset_lanes()
+        got, _ = made.model(ids, made.state)
+    for lane in range(lanes):
+        assert torch.allclose(got[lane], (fresh if gone[lane] else carried)[lane], atol=1e-6), (lane, gone)
+    assert not torch.allclose(carried, fresh, atol=1e-3)
+    # Training resets before the step, and nothing without a probability.
+    calls = []
+    made.reset_lanes = lambda: calls.append(made.step)
+    made.train_step()
+    assert calls == [made.step - 1]
+    never = trainer(run_config, folder, tmp_path / "b", mixer)
+    never.reset_lanes = lambda: calls.append("never")
+    never.train_step()
+    assert "never" not in calls
+
+
+def test_a_fixed_sigma_stays_and_a_learned_one_moves(folder, tmp_path, run_config):
+    def trained(mixer: str) -> list:
+        made = trainer(run_config, folder, tmp_path / mixer, mixer, fixed_sigma=mixer in compare.FIXED_SIGMA)
+        before = [layer.self_attn.q_proj.weight.clone() for layer in made.model.model.layers]
+        made.train_step()
+        made.train_step()
+        assert all(not torch.equal(b, layer.self_attn.q_proj.weight) for b, layer in zip(before, made.model.model.layers))
+        return [layer.self_attn.sigma for layer in made.model.model.layers]
+
+    assert all((sigma == 1.0).all() for sigma in trained("rfa-gate-fixed-sigma"))
+    assert all((sigma != 1.0).any() for sigma in trained("rfa-gate"))
 
 
 @torch.no_grad()
@@ -146,7 +204,7 @@ def test_runs_are_made_once_and_merged(folder, tmp_path, toml, capsys):
         assert row["state_bytes"] == 4 * model.cfg.state_numbers
     assert not list((out / "work").iterdir())
     for change, table in (("train.lr=1e-2", "train"), ("train.clip=0.5", "train"), ("model.rope_theta=9.0", "model"),
-                          ("model.proj_dim=4", "model"), ("compare.window=9", "hybrid_window"), ("compare.eval_tokens=64", "evaluated")):
+                          ("model.proj_dim=4", "model"), ("compare.window=9", "hybrid_window"), ("compare.resets=0.1", "resets"), ("compare.eval_tokens=64", "evaluated")):
         with pytest.raises(ValueError, match=rf"other settings \(.*{table}"):
             compare.compare(toml, folder, out, ["softmax"], [3], 1, [change])
     compare.compare(toml, folder, out, ["softmax"], [1], 2, ["compare.seeds=[1]"])  # neither threads nor seeds are settings
@@ -216,6 +274,7 @@ def test_a_diverged_run_is_reported_and_the_others_run(folder, tmp_path, toml, m
     (["--set", "train.lr=fast"], "--set train.lr=fast"), (["--set", "train.steps=1.5"], "train.steps: must be of type int, found 1.5"),
     (["--set", "model.gate=1"], "model.gate: must be of type bool"), (["--set", "compare.seeds=['a']"], "compare.seeds"),
     (["--only", "sotfmax"], "--only: unknown mixers"), (["--set", "compare.valid='x'"], "compare.valid"),
+    (["--set", "compare.resets=1.0"], "compare.resets: must be at least 0 and below 1, found 1.0"),
     (["--set", "compare.unit='nats per character'"], "compare.unit: must be 'bits per byte' where tokens are not bytes"),
 ])
 def test_errors_take_one_line(folder, tmp_path, toml, capsys, arguments, says):
@@ -250,6 +309,7 @@ def test_nats_per_character_are_those_of_bytes(folder, tmp_path, toml):
 def test_the_notes_say_what_differs(run_config):
     notes = compare.notes(base(run_config))
     assert "stream_loss" in notes["note_on_judging"] and "head_dim = 8" in notes["note_on_features"]
+    assert "a probability of 0, lane by lane" in notes["note_on_resets"]
     assert "1 to 1024" in notes["note_on_half_lives"] and "8 to 64" in notes["note_on_half_lives"]
 
 

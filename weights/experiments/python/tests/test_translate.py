@@ -136,6 +136,21 @@ def test_it_learns_to_translate_word_by_word(made, tmp_path):
     assert run.model.training  # measuring leaves it as it was
 
 
+@pytest.mark.parametrize(("mixer", "bound", "features"), [
+    ("rfa-gate", 1.3, 16), ("rfa-gate-sigma-2.0", 2.0, 16), ("rfa-gate-sigma-2.5-d-256", 2.5, 512)])
+def test_a_mixers_name_says_how_sharp_attention_to_the_source_may_be(made, tmp_path, mixer, bound, features):
+    at, exp = made
+    run = translate.Run(exp, mixer, 1, at / "data", tmp_path)
+    assert run.cfg.features == features
+    (layer,) = run.model.model.layers
+    with torch.no_grad():
+        for attention in (layer.self_attn, layer.cross_attn):
+            attention.sigma.fill_(9.0)
+    run.train_step()
+    assert layer.cross_attn.sigma.unique().tolist() == pytest.approx([bound])
+    assert layer.self_attn.sigma.unique().tolist() == pytest.approx([1.3])
+
+
 def test_bleu_of_the_reference_is_100():
     text = ["Ein Mann schläft auf einem Sofa.", "Zwei junge Männer sind im Freien."]
     score, signature = translate.bleu(text, text)

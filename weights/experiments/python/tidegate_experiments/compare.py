@@ -21,7 +21,7 @@ import torch
 
 from tidegate_training import config
 from tidegate_training.config import RunConfig
-from tidegate_training.data import EOT_ID, fingerprint, positions
+from tidegate_training.data import EOT_ID, Lanes, fingerprint, positions
 from tidegate_training.evaluate import Score, score, stream_loss
 from tidegate_training.export import write_folder
 from tidegate_training.model import Decoder
@@ -33,19 +33,23 @@ UNITS = ("nats per character", "bits per byte")
 @dataclass(frozen=True)
 class CompareConfig:
     """The report's name, its corpus in words, the unit of the losses, the validation text of `[data]` they are measured on (its
-    first `eval_tokens`, 0 for all), and the tokens in the hybrid's window."""
+    first `eval_tokens`, 0 for all), the tokens in the hybrid's window, and how likely a lane of a stateful mixer begins a segment
+    with an empty state, so that it learns to read blocks too."""
 
     experiment: str = "language"
     corpus: str = ""
     unit: str = "bits per byte"
     valid: str = ""
     window: int = 16
+    resets: float = 0.0
     eval_tokens: int = 0
     seeds: list[int] = field(default_factory=lambda: [1, 2, 3])
 
     def __post_init__(self) -> None:
         if self.unit not in UNITS:
             raise ValueError(f"compare.unit: must be one of {UNITS}, found {self.unit!r}")
+        if not 0.0 <= self.resets < 1.0:
+            raise ValueError(f"compare.resets: must be at least 0 and below 1, found {self.resets}")
 
 
 @dataclass(frozen=True)
@@ -66,20 +70,30 @@ def load(path: Path, overrides: list[str] = ()) -> CompareRun:
 PLAIN = {"attention": "rfa", "feature_map": "gaussian", "gate": True, "sliding_window": None}
 MIXERS: dict[str, dict] = {
     "softmax": {"attention": "softmax", "gate": False, "sliding_window": "context"},
+    "softmax-stateful": {"attention": "softmax", "gate": False, "sliding_window": "context"},
     "elu": {"feature_map": "elu", "gate": False},
     "elu-gate": {"feature_map": "elu"},
+    "elu-gate-stateful": {"feature_map": "elu"},
     "favor": {"feature_map": "favor", "gate": False},
     "favor-gate": {"feature_map": "favor"},
     "rfa": {"gate": False},
     "rfa-gate": {},
     "rfa-gate-stateful": {},
     "rfa-gate-no-positions": {"position_embedding": "none"},
+    "rfa-gate-pool": {},
+    "rfa-gate-fixed-sigma": {},
     "rfa-arccos": {"feature_map": "arc_cosine", "gate": False},
     "rfa-arccos-gate": {"feature_map": "arc_cosine"},
     "hybrid": {"attention": "hybrid", "sliding_window": "window"},
 }
-# Trained with the state carried from segment to segment, with half-lives to match; those of the others fit a block.
-STATEFUL = {"rfa-gate-stateful": {"carry_state": True, "half_life_min": 1.0, "half_life_max": 1024.0}}
+# Trained with the state carried from segment to segment, with half-lives to match; those of the others fit a block. Softmax
+# then sees the last context of the stream, as in Transformer-XL.
+CARRIED = {"carry_state": True, "half_life_min": 1.0, "half_life_max": 1024.0}
+STATEFUL = {mixer: CARRIED for mixer in MIXERS if mixer.endswith("-stateful")}
+# Random matrices to draw from in training; the others have `train.pool`.
+POOLS = {"rfa-gate-pool": 200}
+# Sigma stays 1, where all others begin to learn it.
+FIXED_SIGMA = ("rfa-gate-fixed-sigma",)
 # Settings of `[model]` and `[train]` that runs of a report need not share: a mixer's own, the seed, and threads.
 OWN = {"model": tuple(PLAIN), "train": ("seed", "threads", "carry_state")}
 NOTES = {
@@ -87,22 +101,23 @@ NOTES = {
                   "hybrid's far_bias (heads) are a mixer's own",
     "judging": "loss reads blocks of one context, each from an empty state; stream_loss carries the state through the text. Both "
                "are of all mixers. A stateful mixer is judged by stream_loss: compare it with the others' stream_loss",
-    "learning": "one schedule and one lr for all mixers, tuned for none; the order of the data is the same for all seeds, which "
-                "differ in their first weights and random matrices; those weights are equal in all mixers of a seed",
+    "learning": "one schedule and one lr for all mixers, tuned for none; seeds differ in their first weights, their random matrices "
+                "and where in the text they begin to read; weights and order are equal in all mixers of a seed",
 }
 
 
 def notes(cfg: CompareRun) -> dict[str, str]:
     """Notes for readers of the report."""
     m, t = cfg.model, cfg.train
-    (stateful,) = STATEFUL.values()
     return {
         "note_on_parameters": NOTES["parameters"],
         "note_on_features": f"{2 * m.proj_dim} a head, from {m.proj_dim} random vectors with sine and cosine, from {2 * m.proj_dim} "
                           f"with arc-cosine and FAVOR+; ELU has head_dim = {m.head_dim}, and a state in proportion",
         "note_on_judging": NOTES["judging"],
         "note_on_half_lives": f"{t.half_life_min:g} to {t.half_life_max:g} tokens to begin with, fitted to a block of {t.segment}; "
-                            f"of stateful mixers {stateful['half_life_min']:g} to {stateful['half_life_max']:g}",
+                            f"of stateful mixers {CARRIED['half_life_min']:g} to {CARRIED['half_life_max']:g}",
+        "note_on_resets": f"a stateful mixer begins a segment of {t.segment} with an empty state with a probability of "
+                          f"{cfg.compare.resets:g}, lane by lane",
         "note_on_learning": NOTES["learning"],
     }
 
@@ -114,7 +129,7 @@ def configured(base: CompareRun, mixer: str, seed: int, threads: int) -> Compare
     changes["sliding_window"] = windows.get(changes["sliding_window"])
     wide = changes["feature_map"] in ("favor", "arc_cosine")
     model = dataclasses.replace(base.model, proj_dim=base.model.proj_dim * (2 if wide else 1), **changes)
-    pool = base.train.pool if model.proj_dim else 0
+    pool = POOLS.get(mixer, base.train.pool) if model.proj_dim else 0
     own = {"carry_state": False, "pool": pool} | STATEFUL.get(mixer, {})
     train = dataclasses.replace(base.train, seed=seed, threads=threads, **own)
     return dataclasses.replace(base, model=model, train=train)
@@ -172,9 +187,31 @@ class Validation:
 
 
 class ComparedTrainer(Trainer):
-    """A run whose curve is the loss it is judged by, on the first `train.eval_tokens` of the text."""
+    """A run that begins to read where its seed says, and whose curve is the loss it is judged by, on the first
+    `train.eval_tokens` of the text. fixed_sigma: sigma stays as it is initialised"""
 
     MAY_DIFFER = ("threads",)
+
+    def __init__(self, cfg: CompareRun, data: Path, out: Path, device: str, fixed_sigma: bool = False):
+        super().__init__(cfg, data, out, device)
+        t = cfg.train
+        begin = np.random.default_rng(t.seed).integers(self.stream.size)
+        self.lanes = Lanes(np.roll(self.stream, -begin), t.lanes, t.segment)
+        for layer in self.model.model.layers if fixed_sigma else ():
+            layer.self_attn.sigma.requires_grad_(False)
+
+    def train_step(self) -> tuple[float, float]:
+        if self.cfg.train.carry_state and self.cfg.compare.resets:
+            self.reset_lanes()
+        return super().train_step()
+
+    def reset_lanes(self) -> None:
+        """Empties the states of some lanes, chosen by seed and step, so that a resumed run chooses the same. Positions go on."""
+        t = self.cfg.train
+        gone = torch.from_numpy(np.random.default_rng((t.seed, self.step)).random(t.lanes) < self.cfg.compare.resets)
+        empty = self.model.new_state(t.lanes, self.device)
+        choose = lambda old, new: None if old is None else torch.where(gone.view(-1, *[1] * (old.ndim - 1)), new, old)
+        self.state = self.model.state_from([tuple(map(choose, old.tuple(), new.tuple())) for old, new in zip(self.state, empty)])
 
     def evaluate(self) -> dict[str, dict]:
         self.as_served()
@@ -188,7 +225,7 @@ def run_one(base: CompareRun, mixer: str, seed: int, data: Path, out: Path, thre
     name = f"{mixer}-{seed}"
     cfg, work = configured(base, mixer, seed, threads), out / "work" / name
     validation, limit = Validation(cfg, data), cfg.compare.eval_tokens
-    trainer = ComparedTrainer(cfg, data, work, "cpu")
+    trainer = ComparedTrainer(cfg, data, work, "cpu", mixer in FIXED_SIGMA)
     trainer.run()
     trainer.as_served()
     write_folder(trainer.model, data / "tokenizer.json", out / "checkpoints" / name, "f32")
@@ -219,7 +256,7 @@ def settings(base: CompareRun, data: Path) -> dict:
     tables = {name: {k: v for k, v in dataclasses.asdict(getattr(base, name)).items() if k not in OWN[name]} for name in OWN}
     return {"corpus": c.corpus, "unit": c.unit, "layers": m.num_hidden_layers, "hidden": m.hidden_size, "context": t.segment,
             "batch": t.lanes * t.accumulate, "steps": t.steps, "tokens": t.steps * t.lanes * t.segment * t.accumulate, "lr": t.lr,
-            "hybrid_window": c.window, "evaluated": c.valid, "evaluated_tokens": c.eval_tokens or "all",
+            "hybrid_window": c.window, "resets": c.resets, "evaluated": c.valid, "evaluated_tokens": c.eval_tokens or "all",
             "data": fingerprint(data), "stateful": STATEFUL} | tables
 
 

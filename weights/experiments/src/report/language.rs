@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::curves;
-use super::section::{Section, checked, color, each_once, mean, table, with_spread};
+use super::section::{Section, checked, color, each_once, mean, spread, table, with_spread};
 use crate::record::{Record, RecordError};
 use crate::scale::Kind;
 use crate::svg::{Axis, DotRow, Dots, Panel, Picture};
@@ -203,7 +203,48 @@ fn markdown(rows: &[&Row], unit: &str) -> String {
     let table = table(&headings.map(String::from), &sorted.iter().map(line).collect::<Vec<_>>());
     format!(
         "{table}\nThe mean of {} (least to most). Blocks are compared with softmax's blocks, and streams with its stream; the \
-         two losses are not comparable with each other. In bold how a mixer was trained to read, by which the rows are sorted.\n",
-        seeds(rows)
+         two losses are not comparable with each other. In bold how a mixer was trained to read, by which the rows are sorted.\n{}",
+        seeds(rows),
+        [ties(&sorted), uncontrolled(rows)].concat()
+    )
+}
+
+/// Which mixers do as well as others with at most half of their state, in the loss that both were trained for; as well, if
+/// the ranges of their seeds overlap. Empty if none does.
+fn ties(rows: &[&Row]) -> String {
+    let range = |row: &Row| spread(&row.losses(row.judged)).map(|(_, low, high)| (low, high));
+    let overlap = |a: &Row, b: &Row| {
+        range(a).zip(range(b)).is_some_and(|((low, high), (least, most))| low <= most && least <= high)
+    };
+    let tied = |row: &&Row| {
+        let larger: Vec<String> = rows
+            .iter()
+            .filter(|other| {
+                other.judged == row.judged && 2 * row.state_bytes <= other.state_bytes && overlap(row, other)
+            })
+            .map(|other| format!("{} ({})", other.mixer, grouped(other.state_bytes)))
+            .collect();
+        let own = format!("{} ({} bytes)", row.mixer, grouped(row.state_bytes));
+        (!larger.is_empty()).then(|| format!("{own} with {}", larger.join(", ")))
+    };
+    let found: Vec<String> = rows.iter().filter_map(tied).collect();
+    if found.is_empty() {
+        return String::new();
+    }
+    let reading = "Ties at half the state or less, as trained to read (the ranges of the seeds overlap)";
+    format!("\n{reading}: {}.\n", found.join("; "))
+}
+
+/// Says that the mixers trained on a stream have no softmax trained likewise to compare with. Empty if they have.
+fn uncontrolled(rows: &[&Row]) -> String {
+    let stream = || rows.iter().filter(|row| row.judged == Judged::StreamLoss);
+    let names: Vec<&str> = stream().map(|row| row.mixer.as_str()).collect();
+    if names.is_empty() || softmax(rows).is_none() || stream().any(|row| row.mixer.starts_with("softmax")) {
+        return String::new();
+    }
+    format!(
+        "\nOnly {} trained with the state carried; softmax trained on blocks. Their difference in the stream is that of mixer \
+         and training together.\n",
+        names.join(", ")
     )
 }

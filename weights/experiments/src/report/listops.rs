@@ -1,8 +1,9 @@
-//! Accuracy on ListOps by mixer.
+//! ListOps by mixer: the accuracies that show that the task was learned, and the speeds of training.
 
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::section::{Section, checked, color, mean, table, with_spread};
 use crate::record::{Record, RecordError};
@@ -21,6 +22,9 @@ pub(super) struct Row {
 struct Run {
     seed: u64,
     accuracy: f64,
+    /// Of the test sequences alone; seeds add their own.
+    #[serde(default)]
+    standard_error: f64,
     loss: f64,
     steps: u64,
     sequences_per_second: f64,
@@ -33,6 +37,24 @@ impl Row {
 
     fn mean(&self) -> f64 {
         mean(&self.percent()).unwrap_or(0.0)
+    }
+
+    fn speeds(&self) -> Vec<f64> {
+        self.seeds.iter().map(|seed| seed.sequences_per_second).collect()
+    }
+
+    /// The standard error of the mean accuracy in percent: of the test sequences, which all seeds share, and of the seeds.
+    fn standard_error(&self) -> f64 {
+        let test = self.seeds.iter().map(|seed| 100.0 * seed.standard_error).fold(0.0, f64::max);
+        let count = self.seeds.len() as f64;
+        let squares: f64 = self.percent().iter().map(|percent| (percent - self.mean()).powi(2)).sum();
+        let seeds = if count > 1.0 { squares / (count - 1.0) / count } else { 0.0 };
+        (test * test + seeds).sqrt()
+    }
+
+    /// Whether the accuracy is above what one token tells by three standard errors. guess: in percent
+    fn learned(&self, guess: Option<f64>) -> bool {
+        guess.is_none_or(|guess| self.mean() - 3.0 * self.standard_error() > guess)
     }
 }
 
@@ -48,34 +70,68 @@ pub(super) fn section(path: &Path, record: &Record<Row>) -> Result<Section, Reco
             checked(path, &field("sequences_per_second"), seed.sequences_per_second, |speed| speed > 0.0)?;
         }
     }
+    let guess = record.settings.get("baselines").and_then(|found| found.get("first_operator")).and_then(Value::as_f64);
+    let guess = guess.map(|share| 100.0 * share);
     let mut rows: Vec<&Row> = record.rows.iter().collect();
     rows.sort_by(|a, b| b.mean().total_cmp(&a.mean()));
-    let dot = |row: &&Row| DotRow { label: row.mixer.clone(), color: color(&row.mixer), values: row.percent() };
-    let mark = rows.iter().find(|row| row.mixer == "softmax").map(|row| (row.mean(), "softmax".into()));
-    let headings = ["mixer", "accuracy, %", "loss", "sequences a second", "steps", "parameters"];
-    let line = |row: &&Row| {
-        let of = |what: fn(&Run) -> f64| row.seeds.iter().map(what).collect::<Vec<f64>>();
-        vec![
-            row.mixer.clone(),
-            with_spread(&row.percent(), 1),
-            with_spread(&of(|seed| seed.loss), 3),
-            with_spread(&of(|seed| seed.sequences_per_second), 1),
-            grouped(row.seeds.iter().map(|seed| seed.steps).max().unwrap_or(0)),
-            grouped(row.parameters),
-        ]
-    };
     Ok(Section {
         title: "ListOps".into(),
         picture: Picture {
             title: "ListOps: nested lists of digits, ten classes".into(),
-            subtitle: "accuracy on sequences that training has not seen".into(),
-            panels: vec![Panel::Dots(Dots {
-                title: "at the end of training".into(),
-                axis: Axis { label: "accuracy, %; more is better".into(), kind: Kind::Linear },
-                rows: rows.iter().map(dot).collect(),
-                mark,
-            })],
+            subtitle: "accuracy on sequences that training has not seen, where the task was learned; speed of training"
+                .into(),
+            panels: panels(&rows, guess),
         },
-        text: table(&headings.map(String::from), &rows.iter().map(line).collect::<Vec<_>>()),
+        text: markdown(&rows, guess),
     })
+}
+
+/// The accuracies that stand, if any, and the speeds.
+fn panels(rows: &[&Row], guess: Option<f64>) -> Vec<Panel> {
+    let panel = |title: &str, label: &str, rows: &[&Row], values: fn(&Row) -> Vec<f64>| {
+        let dot = |row: &&Row| DotRow { label: row.mixer.clone(), color: color(&row.mixer), values: values(row) };
+        let softmax = rows.iter().find(|row| row.mixer == "softmax");
+        Panel::Dots(Dots {
+            title: title.into(),
+            axis: Axis { label: format!("{label}; more is better"), kind: Kind::Linear },
+            rows: rows.iter().map(dot).collect(),
+            mark: softmax.and_then(|row| Some((mean(&values(row))?, "softmax".into()))),
+        })
+    };
+    let learned: Vec<&Row> = rows.iter().copied().filter(|row| row.learned(guess)).collect();
+    let mut panels = Vec::new();
+    if !learned.is_empty() {
+        panels.push(panel("at the end of training", "accuracy, %", &learned, Row::percent));
+    }
+    panels.push(panel("while training", "sequences a second", rows, Row::speeds));
+    panels
+}
+
+fn markdown(rows: &[&Row], guess: Option<f64>) -> String {
+    let headings = ["mixer", "accuracy, %", "loss", "sequences a second", "steps", "parameters"];
+    let line = |row: &&Row| {
+        let losses: Vec<f64> = row.seeds.iter().map(|seed| seed.loss).collect();
+        let (accuracy, loss) = if row.learned(guess) {
+            (with_spread(&row.percent(), 1), with_spread(&losses, 3))
+        } else {
+            ("withdrawn".into(), "-".into())
+        };
+        vec![
+            row.mixer.clone(),
+            accuracy,
+            loss,
+            with_spread(&row.speeds(), 1),
+            grouped(row.seeds.iter().map(|seed| seed.steps).max().unwrap_or(0)),
+            grouped(row.parameters),
+        ]
+    };
+    let table = table(&headings.map(String::from), &rows.iter().map(line).collect::<Vec<_>>());
+    let withdrawn: Vec<String> =
+        rows.iter().filter(|row| !row.learned(guess)).map(|row| format!("{} {:.1}", row.mixer, row.mean())).collect();
+    let Some(guess) = guess.filter(|_| !withdrawn.is_empty()) else { return table };
+    format!(
+        "{table}\nAn accuracy is withdrawn if it is not above {guess:.1} %, the share of the commonest class under the outermost \
+         operator, by three standard errors: it does not show that the task was learned. Withdrawn (%): {}. The speeds stand.\n",
+        withdrawn.join(", ")
+    )
 }

@@ -22,6 +22,12 @@ use serde_json::Value;
 use crate::record::{Record, RecordError};
 use section::Section;
 
+const HEAD: &str = "# Measurements
+
+Written by `tidegate-experiments report` from the JSON files beside it. `docs/experiments.md` says what they show, and
+`docs/papers.md` sets them beside published results.
+";
+
 /// Why no report was written.
 #[derive(Debug, thiserror::Error)]
 pub enum ReportError {
@@ -42,8 +48,7 @@ pub enum ReportError {
 /// [`ReportError`] if there is no experiment, a file is malformed, or one cannot be read or written.
 pub fn report(folder: &Path) -> Result<Vec<PathBuf>, ReportError> {
     let mut written = Vec::new();
-    let mut text =
-        "# Measurements\n\nWritten by `tidegate-experiments report` from the JSON files beside it.\n".to_owned();
+    let mut text = HEAD.to_owned();
     for name in experiments(folder)? {
         let path = folder.join(format!("{name}.json"));
         let (section, source) = match name.as_str() {

@@ -1,5 +1,7 @@
 //! Pictures and tables of made-up measurements, and complaints about files that are none.
 
+mod verdicts;
+
 use std::fs;
 use std::path::Path;
 
@@ -234,6 +236,16 @@ fn losses_in_blocks_and_in_a_stream_share_no_panel_and_no_difference() {
     ] {
         assert!(text.contains(part), "{part} is not in\n{text}");
     }
+}
+
+/// Built without the server, the report sorted the settings by name.
+#[test]
+fn settings_keep_their_order() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "cost.json", "cost", &json!({"shape": "12m", "batch": {"most": 16, "least": 1}}), &cost());
+    report(folder.path()).unwrap();
+    let text = fs::read_to_string(folder.path().join("REPORT.md")).unwrap();
+    assert!(text.contains("- shape: 12m\n- batch: {\"most\":16, \"least\":1}\n"), "{text}");
 }
 
 #[test]

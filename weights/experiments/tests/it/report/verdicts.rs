@@ -1,0 +1,89 @@
+//! What the report says of results: ties, comparisons without a control, and accuracies that do not stand.
+
+use std::fs;
+
+use serde_json::{Value, json};
+use tidegate_experiments::report::report;
+
+use super::{language, panel, write};
+
+/// Gated ELU tied with RFA-Gate at a quarter of the state, and only a reader who compared four columns noticed.
+#[test]
+fn ties_at_less_state_are_said() {
+    let report_of = |rows: &[Value]| {
+        let folder = tempfile::tempdir().unwrap();
+        write(folder.path(), "language-x.json", "language", &json!({}), rows);
+        report(folder.path()).unwrap();
+        fs::read_to_string(folder.path().join("REPORT.md")).unwrap()
+    };
+    // Means are 0.03 apart from row to row and seeds 0.02, so that a row ties with none until its losses are moved.
+    let mut rows = language();
+    rows[1]["state_bytes"] = json!(16_500);
+    assert!(!report_of(&rows).contains("Ties"));
+    let moved = |row: &mut Value, by: f64| {
+        for seed in row["seeds"].as_array_mut().unwrap() {
+            seed["loss"] = json!(seed["loss"].as_f64().unwrap() + by);
+        }
+    };
+    moved(&mut rows[1], -0.08);
+    let text = report_of(&rows);
+    let tie = "Ties at half the state or less, as trained to read (the ranges of the seeds overlap): \
+               elu (16,500 bytes) with rfa-gate (66,000), rfa (66,000).\n";
+    assert!(text.contains(tie), "{text}");
+    // A stream is another task: rfa-gate-stateful's blocks are near elu's, and do not count.
+    assert!(!text.contains("rfa-gate-stateful (66,000)"), "{text}");
+}
+
+#[test]
+fn a_stream_without_a_softmax_trained_on_it_is_said_to_lack_its_control() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut rows = language();
+    let text = |rows: &[Value]| {
+        write(folder.path(), "language-x.json", "language", &json!({}), rows);
+        report(folder.path()).unwrap();
+        fs::read_to_string(folder.path().join("REPORT.md")).unwrap()
+    };
+    let said = "Only rfa-gate-stateful trained with the state carried; softmax trained on blocks.";
+    assert!(text(&rows).contains(said));
+    let mut control = rows[0].clone();
+    control["mixer"] = json!("softmax-stateful");
+    control["judged"] = json!("stream_loss");
+    rows.push(control);
+    assert!(!text(&rows).contains("softmax trained on blocks"));
+}
+
+/// The report gave an accuracy of 16.3 % to mixers that answered 0 to everything.
+#[test]
+fn an_accuracy_within_three_standard_errors_of_one_tokens_guess_is_withdrawn() {
+    let folder = tempfile::tempdir().unwrap();
+    let row = |mixer: &str, accuracies: &[f64], error: f64| {
+        let seed = |(at, accuracy): (usize, &f64)| {
+            json!({"seed": at, "accuracy": accuracy, "standard_error": error, "loss": 2.26, "steps": 600,
+                   "sequences_per_second": 13.5})
+        };
+        json!({"mixer": mixer, "parameters": 84_000, "seeds": accuracies.iter().enumerate().map(seed).collect::<Vec<_>>()})
+    };
+    let said = |rows: &[Value]| {
+        write(folder.path(), "listops.json", "listops", &json!({"baselines": {"first_operator": 0.34}}), rows);
+        report(folder.path()).unwrap();
+        let read = |name: &str| fs::read_to_string(folder.path().join(name)).unwrap();
+        (read("REPORT.md"), read("listops.svg"))
+    };
+    let (text, svg) = said(&[row("softmax", &[0.163], 0.0117), row("rfa", &[0.375], 0.015)]);
+    for part in [
+        "| rfa | withdrawn | - | 13.5 | 600 | 84,000 |",
+        "| softmax | withdrawn | - | 13.5 | 600 | 84,000 |",
+        "if it is not above 34.0 %, the share of the commonest class under the outermost operator, by three standard errors",
+        "Withdrawn (%): rfa 37.5, softmax 16.3. The speeds stand.",
+    ] {
+        assert!(text.contains(part), "{part} is not in\n{text}");
+    }
+    assert!(!svg.contains("at the end of training") && svg.contains("sequences a second"), "{svg}");
+
+    // Seeds that agree stand where those that disagree do not.
+    let (text, svg) = said(&[row("softmax", &[0.39, 0.392, 0.388], 0.0154), row("lara", &[0.33, 0.39, 0.45], 0.0154)]);
+    assert!(text.contains("| softmax | 39.0 (38.8 to 39.2) | 2.260 (2.260 to 2.260) |"), "{text}");
+    assert!(text.contains("| lara | withdrawn | - |") && text.contains("Withdrawn (%): lara 39.0."), "{text}");
+    let accuracies = panel(&svg, "at the end of training");
+    assert!(accuracies.contains(">softmax</text>") && !accuracies.contains(">lara</text>"), "{accuracies}");
+}
