@@ -89,9 +89,11 @@ impl Inner {
 
     async fn unless_answered(&self, owner: Owner, key: Option<&str>, error: StoreError) -> StoreError {
         let Some(key) = key else { return error };
-        match self.index.receipt(owner, key).await {
+        match self.repeated(|| self.index.receipt(owner, key)).await {
             Ok(Some((ends, _))) if ends > now() => StoreError::Answered,
-            _ => error,
+            Ok(_) => error,
+            // Nobody knows whether it is a retry, which must not be refused for good.
+            Err(unknown) => unknown,
         }
     }
 

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-use super::shared::{Servers, until};
+use super::shared::{Servers, down, until};
 use super::*;
 
 const LONG: Duration = Duration::from_secs(20);
@@ -123,6 +123,19 @@ fn what_is_created_while_the_answer_is_lost_is_found() {
         assert_eq!(one.inner.find_created(ANN, &session.id, Some(&VersionId::new()), &lost).await, None);
         assert_eq!(one.inner.find_created(ANN, &SessionId::new(), None, &lost).await, None);
         assert_eq!(one.inner.find_created(ANN, &session.id, None, &StoreError::Answered).await, None);
+    });
+}
+
+#[test]
+fn a_retry_is_not_refused_for_good_while_nobody_knows_that_it_is_one() {
+    crate::sync::block_on(async {
+        let Servers { stores: [one, _], indexes, .. } = Servers::start().await;
+        let stale = StoreError::Stale { head: VersionId::new() };
+        indexes[0].is_down.store(true, SeqCst);
+        assert_eq!(one.unless_answered(ANN, Some("key"), stale.clone()).await, down());
+        assert_eq!(one.unless_answered(ANN, None, stale.clone()).await, stale);
+        indexes[0].is_down.store(false, SeqCst);
+        assert_eq!(one.unless_answered(ANN, Some("key"), stale.clone()).await, stale);
     });
 }
 
