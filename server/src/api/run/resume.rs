@@ -49,6 +49,12 @@ pub(in crate::api) async fn resume(
     })?;
     if !state.streams().has(owner, &id) {
         takeover::take_over(&state, owner, &id, next).await?;
+        if !state.streams().has(owner, &id) {
+            // Its run has given it up already.
+            return Err(takeover::unavailable(
+                "the stream could not be continued, and is computed again: ask once more",
+            ));
+        }
     }
     let events = state.streams().resume(owner, &id, next)?;
     Ok(sink::respond(events, state.options().keep_alive))

@@ -45,8 +45,7 @@ pub(super) async fn take_over(state: &AppState, owner: Owner, id: &str, next: us
             return Ok(());
         }
         if Instant::now() + POLL > deadline {
-            let message = "another server still computes the stream, and only that one can send it now";
-            return Err(ApiError::server(StatusCode::SERVICE_UNAVAILABLE, "stream_unavailable", message));
+            return Err(unavailable("another server still computes the stream, and only that one can send it now"));
         }
         sleep(POLL).await;
     }
@@ -87,6 +86,11 @@ async fn find(state: &AppState, owner: Owner, id: &str) -> Result<Store, ApiErro
         }
     }
     Err(missing(StoreError::STREAM))
+}
+
+/// The error of a request for a stream that can be had later.
+pub(super) fn unavailable(message: &str) -> ApiError {
+    ApiError::server(StatusCode::SERVICE_UNAVAILABLE, "stream_unavailable", message)
 }
 
 fn missing(error: StoreError) -> ApiError {

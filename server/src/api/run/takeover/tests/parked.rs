@@ -96,7 +96,9 @@ async fn a_parked_turn_that_is_lost_or_damaged_is_computed_again() {
         }
         if damage == "tokens" {
             // The server finds out when it has begun to continue the stream, which it then begins anew.
-            assert!(second.rest(&id, Some(had.len() - 1)).await.is_empty());
+            let first = second.resume(&id, Some(had.len() - 1)).await;
+            let is_refused = first.status() == StatusCode::SERVICE_UNAVAILABLE;
+            assert!(is_refused || text(first).await.is_empty());
         }
         let rest = second.rest(&id, Some(had.len() - 1)).await;
         assert!(rest.last().unwrap().ends_with("data: [DONE]"));
