@@ -42,6 +42,21 @@ async fn a_session_keeps_its_newest_versions_and_lists_some_older_ones() {
 }
 
 #[tokio::test]
+async fn a_turn_after_a_rewind_can_be_undone() {
+    let store = open(StoreOptions { keep_versions: 3, ..in_memory() }).await;
+    let id = store.create(ANN, empty()).await.expect("a session").id;
+    for number in 1..=4 {
+        turn(&store, ANN, &id, number).await.expect("a turn");
+    }
+    assert_eq!(kept(&store, &id).await, [3, 4, 5]);
+    let oldest = store.versions(ANN, &id).await.expect("versions").into_iter().find(|version| version.kept).unwrap().id;
+    store.rewind(ANN, &id, &oldest, None, NOW).await.expect("a rewind");
+    turn(&store, ANN, &id, 20).await.expect("a turn");
+    assert_eq!(kept(&store, &id).await, [3, 5, 21], "the one before the head goes last");
+    store.rewind(ANN, &id, &oldest, None, NOW).await.expect("the turn is undone");
+}
+
+#[tokio::test]
 async fn quotas_limit_an_owner() {
     let options = StoreOptions { owner_sessions: 3, owner_bytes: 3 * BYTES, ..in_memory() };
     let (store, objects) = seen(options).await;

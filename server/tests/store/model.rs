@@ -63,13 +63,14 @@ struct Kept {
 }
 
 impl Kept {
-    fn drop_beyond(&mut self, keep: usize) {
+    /// The oldest go, and the one before the head last.
+    fn drop_beyond(&mut self, before: Option<&VersionId>, keep: usize) {
         let (head, tags) = (&self.head, &self.tags);
         let releasable = |(id, kept): &&mut (VersionId, bool)| *kept && id != head && !tags.values().any(|it| it == id);
-        let count = self.versions.iter_mut().filter(releasable).count();
-        for oldest in self.versions.iter_mut().filter(releasable).take((count + 1).saturating_sub(keep)) {
-            oldest.1 = false;
-        }
+        let mut found: Vec<_> = self.versions.iter_mut().filter(releasable).collect();
+        found.sort_by_key(|(id, _)| before == Some(id));
+        let most = (found.len() + 1).saturating_sub(keep);
+        found.into_iter().take(most).for_each(|oldest| oldest.1 = false);
     }
 }
 
@@ -137,8 +138,8 @@ impl World {
                 self.contents.insert(made.head.id.clone(), snapshot(number));
                 self.parents.insert(made.head.id.clone(), kept.head.clone());
                 kept.versions.push((made.head.id.clone(), true));
-                kept.head = made.head.id;
-                kept.drop_beyond(keep);
+                let before = std::mem::replace(&mut kept.head, made.head.id);
+                kept.drop_beyond(Some(&before), keep);
                 self.sessions.insert(id, kept);
             }
             Step::Abandon(session) => {
@@ -260,8 +261,9 @@ impl World {
             next = self.parents.get(id);
         }
         kept.versions.append(&mut ancestors);
+        let before = self.parents.get(&to);
         kept.versions.push((to, true));
-        kept.drop_beyond(keep);
+        kept.drop_beyond(before, keep);
     }
 
     async fn check(&self, store: &Store) {

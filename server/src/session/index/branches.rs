@@ -90,7 +90,8 @@ fn append<T: Transaction>(
 }
 
 /// Releases the oldest snapshots beyond the bound, but not the head's and not those of tagged versions, which do not
-/// count either.
+/// count either. That of the version before the head is the last to go, even if it is old because the session was rewound to
+/// it: the last turn can be undone, and its stream computed again.
 fn release_beyond<T: Transaction>(
     rows: &mut T,
     id: &str,
@@ -99,10 +100,13 @@ fn release_beyond<T: Transaction>(
 ) -> Result<(), T::Error> {
     let (beyond, tagged) = (row.kept.saturating_sub(bounds.keep as u64) as usize, row.tagged_versions());
     if beyond > 0 {
-        // Tagged versions must be counted, and so all versions are read if there are any. The head may be an old version.
-        let limit = if tagged.is_empty() { beyond + 1 } else { usize::MAX };
+        // Tagged versions must be counted, and so all versions are read if there are any. The head and the
+        // version before it may be old ones.
+        let limit = if tagged.is_empty() { beyond + 2 } else { usize::MAX };
         let mut releasable = rows.oldest(id, true, limit)?;
         releasable.retain(|(_, version)| *version != row.head && !tagged.contains(&**version));
+        let before = rows.require_version(&row.head)?.parent;
+        releasable.sort_by_key(|(_, version)| before.as_ref() == Some(version));
         // The head counts, tagged or not.
         let most = if tagged.is_empty() { beyond } else { (releasable.len() + 1).saturating_sub(bounds.keep) };
         for (position, _) in releasable.into_iter().take(most) {

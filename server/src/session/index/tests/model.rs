@@ -37,7 +37,7 @@ impl Kept {
         self.list.iter().find(|(id, _)| id == version).map(|(_, kept)| *kept)
     }
 
-    fn push_head(&mut self, version: &str, bounds: Bounds) {
+    fn push_head(&mut self, version: &str, before: Option<&str>, bounds: Bounds) {
         self.list.push((version.to_owned(), true));
         version.clone_into(&mut self.row.head);
         let free = |row: &SessionRow, (id, kept): &(String, bool)| {
@@ -45,8 +45,11 @@ impl Kept {
         };
         let count = self.list.iter().filter(|entry| free(&self.row, entry)).count();
         for _ in 0..(count + 1).saturating_sub(bounds.keep) {
-            let oldest = self.list.iter().position(|entry| free(&self.row, entry)).expect("one is free");
-            self.release(oldest, bounds.lineage);
+            let free = |entry: &&(String, bool)| free(&self.row, entry);
+            let others = |entry: &&(String, bool)| free(entry) && before != Some(&*entry.0);
+            let oldest = self.list.iter().find(others).or_else(|| self.list.iter().find(free)).expect("one is free");
+            let at = self.list.iter().position(|entry| entry == oldest).expect("it is there");
+            self.release(at, bounds.lineage);
         }
         self.unlist(bounds.lineage);
     }
@@ -270,13 +273,13 @@ impl Model {
                 row.forked_from = Some((session.to_string(), old.head.clone()));
                 let mut fork = Kept { row, list: list.clone() };
                 model.add(version);
-                fork.push_head(version.id.as_str(), *bounds);
+                fork.push_head(version.id.as_str(), version.row.parent.as_deref(), *bounds);
                 model.sessions.push((id.clone(), fork));
             }
             model.add(version);
             let kept = model.session_mut(session);
             kept.row.touch(*now);
-            kept.push_head(version.id.as_str(), *bounds);
+            kept.push_head(version.id.as_str(), version.row.parent.as_deref(), *bounds);
         });
         self.put(*owner, receipt.as_ref(), Vec::clone);
         Ok((self.session(*owner, session)?.row.clone(), self.row(version.id.as_str())))
@@ -302,13 +305,14 @@ impl Model {
             }
         }
         self.change(|model| {
+            let before = model.versions[to.as_str()].parent.clone();
             let kept = model.session_mut(session);
             kept.row.touch(*now);
             to.as_str().clone_into(&mut kept.row.head);
             if found != Some(true) {
                 kept.list.retain(|(id, _)| id != to.as_str());
                 kept.list.extend(ancestors.into_iter().rev());
-                kept.push_head(to.as_str(), *bounds);
+                kept.push_head(to.as_str(), before.as_deref(), *bounds);
             }
         });
         Ok((self.session(*owner, session)?.row.clone(), self.row(to.as_str())))
