@@ -138,7 +138,7 @@ async fn respond<F: Format>(
         None => None,
     };
     drop(raw);
-    if let Some(recorded) = &mut recorded {
+    if let Some(recorded) = &recorded {
         recorded.fix(&mut request, &mut session);
     }
     let grammar = grammar.compile(&state, &served).await?;

@@ -28,21 +28,17 @@ impl Store {
     /// The object store fails.
     pub async fn parked(&self, id: &VersionId, bytes: u64) -> Result<Option<Arc<Snapshot>>, StoreError> {
         let (codec, version) = (Arc::clone(&self.inner.codec), id.clone());
-        let found = match self.inner.objects.get(id, bytes).await {
-            Ok(None) => return Ok(None),
-            Ok(Some(object)) => {
-                let decode = move || codec.decode(&object).map_err(|reason| StoreError::Corrupt { version, reason });
-                blocking(decode).await
-            }
-            Err(error) => Err(error),
+        let read = async {
+            let Some(object) = self.inner.objects.get(id, bytes).await? else { return Ok(None) };
+            let decode = move || codec.decode(&object).map_err(|reason| StoreError::Corrupt { version, reason });
+            blocking(decode).await.map(|snapshot| Some(Arc::new(snapshot)))
         };
-        match found {
-            Ok(snapshot) => Ok(Some(Arc::new(snapshot))),
+        match read.await {
             Err(error @ StoreError::Corrupt { .. }) => {
                 tracing::warn!(%error, "a parked turn cannot be read");
                 Ok(None)
             }
-            Err(error) => Err(error),
+            found => found,
         }
     }
 
