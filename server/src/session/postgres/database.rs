@@ -165,22 +165,22 @@ impl Database {
 
     /// Reads something of an owner.
     pub(super) async fn query_of(&self, owner: Owner, step: Step) -> Result<Vec<Row>, StoreError> {
-        let _turn = self.turn(owner).await?;
+        let _permit = self.read_permit(owner).await?;
         self.query(step).await
     }
 
     /// Reads something of an owner as of one moment.
     pub(super) async fn snapshot_of(&self, owner: Owner, steps: &[Step]) -> Result<Vec<Vec<Row>>, StoreError> {
-        let _turn = self.turn(owner).await?;
+        let _permit = self.read_permit(owner).await?;
         self.snapshot(steps).await
     }
 
     /// Waits until fewer than [`READS`] reads of the owner are carried out.
-    async fn turn(&self, owner: Owner) -> Result<SemaphorePermit<'_>, StoreError> {
+    async fn read_permit(&self, owner: Owner) -> Result<SemaphorePermit<'_>, StoreError> {
         self.health.check()?;
-        // They are never closed.
-        let turn = timeout(self.limit, self.lane(owner).reads.acquire()).await.ok().and_then(Result::ok);
-        turn.ok_or_else(too_many)
+        // Its semaphore is never closed.
+        let permit = timeout(self.limit, self.lane(owner).reads.acquire()).await.ok().and_then(Result::ok);
+        permit.ok_or_else(too_many)
     }
 
     fn lane(&self, owner: Owner) -> &Lane {
@@ -220,7 +220,7 @@ impl Database {
         work: impl Fn(&mut Work) -> Result<T, StoreError> + Send + Sync,
     ) -> Result<T, StoreError> {
         self.health.check()?;
-        let _turn = timeout(self.limit, self.lane(owner).writes.lock()).await.map_err(|_| too_many())?;
+        let _lock = timeout(self.limit, self.lane(owner).writes.lock()).await.map_err(|_| too_many())?;
         let mut attempt = 0;
         loop {
             attempt += 1;
