@@ -3,6 +3,7 @@
 //! Every output is one chain of fused multiply-adds over k, in order, in f32 (see `plain`): rows are lanes, so no sum
 //! crosses lanes, and the result is the same bits on every instruction set, for any number of rows and threads.
 
+mod compact;
 mod plain;
 mod product;
 mod tile;
@@ -18,6 +19,7 @@ use super::lines::Lines;
 use super::panels::{self, Output, PANEL};
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use super::vector;
+use compact::Compact;
 use product::Product;
 
 /// The type of a matrix's numbers.
@@ -67,16 +69,35 @@ fn widened(part: Rows<'_>, at: usize) -> f32 {
 /// Weights (n, k) in panels.
 #[derive(Debug)]
 pub(crate) struct Packed {
-    kind: Type,
     n: usize,
     k: usize,
-    lines: Lines,
+    form: Form,
+}
+
+/// How the numbers are stored.
+#[derive(Debug)]
+enum Form {
+    Plain { kind: Type, lines: Lines },
+    Compact(Compact),
 }
 
 impl Packed {
-    /// Interleaves matrices of `k` columns, stacked one below the other; if their types differ, all become f32.
+    /// Interleaves matrices of `k` columns, stacked one below the other; if their types differ, all become f32. Those in
+    /// bf16 are packed where that pays.
     pub(crate) fn pack(parts: &[Rows<'_>], k: usize) -> Self {
         assert!(k > 0 && parts.iter().all(|part| part.len().is_multiple_of(k)), "pack: rows of {k} numbers");
+        let weights = parts.iter().map(|part| part.len()).sum();
+        let fit = compact::pays(Isa::detect(), weights) && parts.iter().all(|part| part.kind == Type::Bf16);
+        let compact = if fit { Compact::pack(parts, k) } else { None };
+        compact.map_or_else(|| Self::pack_plain(parts, k), Self::of_compact)
+    }
+
+    fn of_compact(compact: Compact) -> Self {
+        let (n, k) = compact.shape();
+        Self { n, k, form: Form::Compact(compact) }
+    }
+
+    fn pack_plain(parts: &[Rows<'_>], k: usize) -> Self {
         let n = parts.iter().map(|part| part.len() / k).sum();
         let first = parts.first().map_or(Type::F32, |part| part.kind);
         let kind = if parts.iter().all(|part| part.kind == first) { first } else { Type::F32 };
@@ -86,7 +107,7 @@ impl Packed {
             Type::F32 => interleave(parts, n, k, lines.as_mut_slice::<f32>(), widened),
             Type::Bf16 | Type::F16 => interleave(parts, n, k, lines.as_mut_slice::<u16>(), half),
         }
-        Self { kind, n, k, lines }
+        Self { n, k, form: Form::Plain { kind, lines } }
     }
 
     /// Packs a matrix in f32.
@@ -97,7 +118,10 @@ impl Packed {
 
     /// Bytes held.
     pub(crate) fn bytes(&self) -> usize {
-        self.lines.bytes().len()
+        match &self.form {
+            Form::Plain { lines, .. } => lines.bytes().len(),
+            Form::Compact(compact) => compact.bytes(),
+        }
     }
 
     /// n: the outputs.
@@ -115,13 +139,19 @@ impl Packed {
         let (p, lane) = (row / PANEL, row % PANEL);
         let (_, width) = panels::rows(p, self.n);
         let at = |i: usize| p * PANEL * self.k + i * width + lane;
-        for (i, out) in out.iter_mut().enumerate() {
-            *out = match self.kind {
-                Type::F32 => self.lines.as_slice::<f32>()[at(i)],
-                Type::Bf16 => bf16::from_bits(self.lines.as_slice::<u16>()[at(i)]).to_f32(),
-                Type::F16 => f16::from_bits(self.lines.as_slice::<u16>()[at(i)]).to_f32(),
-            };
+        match &self.form {
+            Form::Plain { kind: Type::F32, lines } => read(lines.as_slice::<f32>(), at, out),
+            Form::Plain { kind: Type::Bf16, lines } => read(lines.as_slice::<bf16>(), at, out),
+            Form::Plain { kind: Type::F16, lines } => read(lines.as_slice::<f16>(), at, out),
+            Form::Compact(compact) => compact.row(row, out),
         }
+    }
+}
+
+/// Widens numbers. at: the place of each
+fn read<W: Element>(numbers: &[W], at: impl Fn(usize) -> usize, out: &mut [f32]) {
+    for (i, out) in out.iter_mut().enumerate() {
+        *out = numbers[at(i)].widen();
     }
 }
 
@@ -171,37 +201,37 @@ pub(crate) unsafe fn panels(
 ) {
     // SAFETY: the caller's promise.
     unsafe {
-        match w.kind {
-            Type::F32 => typed::<f32>(isa, x, rows, w, panels, out),
-            Type::Bf16 => typed::<bf16>(isa, x, rows, w, panels, out),
-            Type::F16 => typed::<f16>(isa, x, rows, w, panels, out),
+        let Packed { n, k, ref form } = *w;
+        match form {
+            Form::Plain { kind: Type::F32, lines } => {
+                run::<f32>(isa, &Product { x, rows, w: lines.as_slice(), n, k, panels, out });
+            }
+            Form::Plain { kind: Type::Bf16, lines } => {
+                run::<bf16>(isa, &Product { x, rows, w: lines.as_slice(), n, k, panels, out });
+            }
+            Form::Plain { kind: Type::F16, lines } => {
+                run::<f16>(isa, &Product { x, rows, w: lines.as_slice(), n, k, panels, out });
+            }
+            Form::Compact(compact) => compact::panels(isa, x, rows, compact, panels, out),
         }
     }
 }
 
 /// # Safety
 /// As for [`panels`].
-unsafe fn typed<W: Element>(
-    isa: Isa,
-    x: &[f32],
-    rows: Range<usize>,
-    w: &Packed,
-    panels: Range<usize>,
-    out: Output<'_>,
-) {
-    let product = Product::<W> { x, rows, w: w.lines.as_slice(), n: w.n, k: w.k, panels, out };
+unsafe fn run<W: Element>(isa: Isa, product: &Product<'_, W>) {
     match isa {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: `Isa::available` yields this only where the machine has AVX2, FMA and F16C.
-        Isa::Avx2 => unsafe { avx2(&product) },
+        Isa::Avx2 => unsafe { avx2(product) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: `Isa::available` yields these only where the machine has AVX-512 F, BW, DQ and VL.
-        Isa::Avx512 | Isa::Avx512Vnni => unsafe { avx512(&product) },
+        Isa::Avx512 | Isa::Avx512Vnni => unsafe { avx512(product) },
         #[cfg(target_arch = "aarch64")]
         // SAFETY: `Isa::available` yields these only where the machine has NEON.
-        Isa::Neon | Isa::NeonDot => unsafe { neon(&product) },
+        Isa::Neon | Isa::NeonDot => unsafe { neon(product) },
         // SAFETY: the caller's promise.
-        Isa::Plain => unsafe { plain::run(&product) },
+        Isa::Plain => unsafe { plain::run(product) },
     }
 }
 

@@ -63,7 +63,7 @@ unsafe fn tile<V: Vector, W: Element, const M: usize, const R: usize>(
 /// # Safety
 /// No other thread accesses the rows from `row` on in these columns.
 #[inline(always)]
-unsafe fn write<V: Vector, const M: usize, const R: usize>(
+pub(super) unsafe fn write<V: Vector, const M: usize, const R: usize>(
     sums: &[[V; R]; M],
     out: Output<'_>,
     row: usize,

@@ -1,0 +1,79 @@
+//! Compact weights give the bits of plain ones, escapes included, and are refused where they would not pay.
+
+use half::bf16;
+use proptest::prelude::*;
+
+use super::format::Escape;
+use super::*;
+use crate::kernels::float::tests::numbers;
+use crate::kernels::float::{Packed, Rows, Type, product};
+
+/// Weights like those of a trained model, and their bytes; every `rare`-th has any bits but those of infinity or NaN.
+fn weights(len: usize, seed: u32, rare: usize) -> (Vec<bf16>, Vec<u8>) {
+    let mut all: Vec<bf16> = numbers(len, seed).iter().map(|v| bf16::from_f32((v + 0.01) * 0.1)).collect();
+    let others = numbers(len, seed ^ 3);
+    for (w, other) in all.iter_mut().zip(&others).skip(1).step_by(rare) {
+        *w = bf16::from_bits(((other.to_bits() >> 3) as u16) & 0xbf7f);
+    }
+    let bytes = all.iter().flat_map(|v| v.to_le_bytes()).collect();
+    (all, bytes)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+    #[test]
+    fn products_have_the_bits_of_plain_weights(rows in 1usize..12, n in 1usize..210, half_k in 1usize..60, seed: u32) {
+        let k = 2 * half_k;
+        let (all, bytes) = weights(n * k, seed, 1000);
+        let parts = [Rows { kind: Type::Bf16, bytes: &bytes }];
+        let compact = Compact::pack(&parts, k).map(Packed::of_compact);
+        prop_assume!(compact.is_some());
+        let (compact, plain) = (compact.unwrap(), Packed::pack_plain(&parts, k));
+        let x = numbers(rows * k, seed ^ 1);
+        for isa in Isa::available() {
+            let [mut got, mut want] = [vec![f32::NAN; rows * n], vec![f32::NAN; rows * n]];
+            product(isa, &x, &compact, &mut got);
+            product(isa, &x, &plain, &mut want);
+            let bits = |out: &[f32]| out.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+            prop_assert_eq!(bits(&got), bits(&want), "{:?}", isa);
+        }
+        let mut row = vec![0.0; k];
+        compact.row(n - 1, &mut row);
+        let want: Vec<f32> = all[(n - 1) * k..].iter().map(|v| v.to_f32()).collect();
+        prop_assert_eq!(row, want);
+    }
+}
+
+#[test]
+fn large_matrices_are_packed_where_there_is_a_kernel() {
+    let (n, k) = (1024, 1024);
+    let (_, bytes) = weights(n * k, 8, 3000);
+    let packed = Packed::pack(&[Rows { kind: Type::Bf16, bytes: &bytes }], k);
+    assert_eq!(packed.bytes() < n * k * 2, has_kernel(Isa::detect()));
+    let small = Packed::pack(&[Rows { kind: Type::Bf16, bytes: &bytes[..n * k] }], k);
+    assert_eq!(small.bytes(), n * k);
+}
+
+#[test]
+fn every_weight_comes_back_and_three_quarters_of_the_bytes_remain() {
+    let (n, k) = (192, 96);
+    let (all, bytes) = weights(n * k, 5, 700);
+    let compact = Compact::pack(&[Rows { kind: Type::Bf16, bytes: &bytes }], k).unwrap();
+    let escapes: usize = (0..3).map(|p| compact.escapes(p).len()).sum();
+    assert!(escapes > 5, "only {escapes} escapes");
+    assert_eq!(compact.bytes(), n * k * 3 / 2 + escapes * size_of::<Escape>());
+    let mut row = vec![0.0; k];
+    for (i, weights) in all.chunks_exact(k).enumerate() {
+        compact.row(i, &mut row);
+        assert_eq!(row, weights.iter().map(|w| w.to_f32()).collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn weights_of_many_magnitudes_and_odd_columns_stay_plain() {
+    let (_, bytes) = weights(64 * 64, 6, 20);
+    assert!(Compact::pack(&[Rows { kind: Type::Bf16, bytes: &bytes }], 64).is_none());
+    let (_, bytes) = weights(64 * 63, 6, 10_000);
+    assert!(Compact::pack(&[Rows { kind: Type::Bf16, bytes: &bytes }], 63).is_none());
+    assert!(Compact::pack(&[], 64).is_none());
+}
