@@ -1,6 +1,7 @@
 """The training loop: it learns, resumes to the bit, and stops on a loss that is none."""
 
 import dataclasses
+import hashlib
 import json
 import re
 import shutil
@@ -10,10 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from tidegate_training import optim
 from tidegate_training.__main__ import main
 from tidegate_training.config import TrainConfig
+from tidegate_training.export import export_run
 from tidegate_training.processes import Processes
 from tidegate_training.train import Diverged, Trainer
 
@@ -199,6 +202,41 @@ def test_another_model_in_the_folder_is_refused(folder, tmp_path, run_config):
     object.__setattr__(other, "model", type(other.model)(**{**vars(other.model), "gate": False}))
     with pytest.raises(ValueError, match="another model"):
         Trainer(other, folder, tmp_path, "cpu")
+
+
+def test_a_run_starts_from_the_weights_of_a_folder(folder, tmp_path, run_config):
+    Trainer(run_config(), folder, tmp_path / "first", "cpu").run(until=2)
+    export_run(tmp_path / "first", folder, tmp_path / "model", "f32")
+    written = load_file(tmp_path / "model/model.safetensors")
+
+    second = Trainer(run_config(seed=2), folder, tmp_path / "second", "cpu", tmp_path / "model")
+    assert all(torch.equal(tensor, written[name]) for name, tensor in second.model.state_dict().items())
+    second.run(until=1)
+    origin = json.loads((tmp_path / "second/run.json").read_text())["from"]
+    assert origin == {"name": "model", "sha256": hashlib.sha256((tmp_path / "model/model.safetensors").read_bytes()).hexdigest()}
+
+    # It resumes with its own weights, with or without the option, but not as a run that started elsewhere.
+    for start in (None, tmp_path / "model"):
+        assert Trainer(run_config(seed=2), folder, tmp_path / "second", "cpu", start).started_from == origin
+    export_run(tmp_path / "second", folder, tmp_path / "other", "f32")
+    card = (tmp_path / "other/README.md").read_text()
+    assert f"started from the weights of model (SHA-256 {origin['sha256']})" in card
+    assert "--from model\ntidegate-train export" in card
+    with pytest.raises(ValueError, match="started from other weights"):
+        Trainer(run_config(seed=2), folder, tmp_path / "second", "cpu", tmp_path / "other")
+
+
+def test_weights_of_another_model_or_vocabulary_are_refused(folder, tmp_path, run_config):
+    Trainer(run_config(), folder, tmp_path / "first", "cpu").run(until=1)
+    export_run(tmp_path / "first", folder, tmp_path / "model", "f32")
+    other = run_config()
+    object.__setattr__(other, "model", dataclasses.replace(other.model, conv_kernel=0))
+    with pytest.raises(ValueError, match=re.escape("model.conv_kernel (4, now 0)")):
+        Trainer(other, folder, tmp_path / "second", "cpu", tmp_path / "model")
+    (tmp_path / "model/tokenizer.json").write_text("{}")
+    with pytest.raises(ValueError, match="another tokenizer"):
+        Trainer(run_config(), folder, tmp_path / "second", "cpu", tmp_path / "model")
+    assert not (tmp_path / "second").exists()
 
 
 def test_segments_without_a_carried_state_do_not_depend_on_it(folder, tmp_path, run_config):

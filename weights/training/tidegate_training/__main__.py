@@ -45,6 +45,8 @@ def arguments() -> argparse.ArgumentParser:
     p.add_argument("config", type=Path)
     p.add_argument("--data", type=Path, required=True, help="folder that `prepare` wrote")
     p.add_argument("--out", type=Path, required=True, help="run folder: state, log, loss curve")
+    p.add_argument("--from", type=Path, default=None, dest="start", metavar="FOLDER",
+                   help="checkpoint folder whose weights the run starts from; default: random weights")
     p.add_argument("--device", default="cpu")
     cli.add_overrides(p)
 
@@ -108,7 +110,7 @@ def execute(args: argparse.Namespace) -> None:
     elif args.command == "train":
         from .train import Trainer
 
-        trainer = Trainer(config.load(args.config, args.set), args.data, run_folder(args.out), args.device)
+        trainer = Trainer(config.load(args.config, args.set), args.data, run_folder(args.out), args.device, args.start)
         scores = trainer.run()
         if not trainer.processes.first:
             return

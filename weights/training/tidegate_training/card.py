@@ -164,8 +164,10 @@ def tags(m: ModelConfig) -> str:
     return "\n".join(f"- {tag}" for tag in kind.get(m.attention, [linear, "linear-attention"]))
 
 
-def write(name: str, cfg: RunConfig, step: int, log: Path, dtype: str, samples: list[tuple[str, str]], about: About = About()) -> str:
-    """The text of the card. step: optimiser steps behind the weights; samples: prompts and texts"""
+def write(name: str, cfg: RunConfig, step: int, log: Path, dtype: str, samples: list[tuple[str, str]], about: About = About(),
+          start: dict[str, str] | None = None) -> str:
+    """The text of the card. step: optimiser steps behind the weights; samples: prompts and texts; start: name and sha256 of the
+    weights from which the run started"""
     m, t = cfg.model, cfg.train
     tokens = step * t.lanes * t.segment * t.accumulate
     carried = "The state is carried from segment to segment" if t.carry_state else "The state is zeroed before each segment"
@@ -173,7 +175,8 @@ def write(name: str, cfg: RunConfig, step: int, log: Path, dtype: str, samples: 
     described = f"{about.description.strip()}\n\n" if about.description.strip() else ""
     export = " ".join([f"tidegate-train export --run run --data data --out {shlex.quote(name)} --dtype {dtype}", *about.flags()])
     commands = about.commands or (f"tidegate-train prepare {train_command(cfg).split(' ')[2]} --texts texts --data data",
-                                  train_command(cfg), export)
+                                  train_command(cfg) + (f" --from {shlex.quote(start['name'])}" if start else ""), export)
+    origin = f" The run started from the weights of {start['name']} (SHA-256 {start['sha256']})." if start else ""
     return f"""{front_matter(m, about)}
 
 # {name}
@@ -193,13 +196,13 @@ tokens; `<|endoftext|>` (id 0) begins and ends a text. A text may have any lengt
 ## Recipe
 
 Trained with the package in `weights/training` on a packed stream of documents, split into {t.lanes} lanes and segments of
-{t.segment} tokens. {carried} and zeroed at the start of a document.
+{t.segment} tokens. {carried} and zeroed at the start of a document.{origin}
 
 {recipe_table(cfg)}
 
 ## Tokens seen
 
-{tokens:,} tokens in {step:,} steps.
+{tokens:,} tokens in {step:,} steps{" of this run" if start else ""}.
 
 ## Validation
 

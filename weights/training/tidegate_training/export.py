@@ -153,7 +153,7 @@ def export_run(run: Path, data: Path, out: Path, dtype: str, name: str | None = 
         # The samples come from the rounded weights, read back.
         shipped, tok = load_folder(part)
         drawn = sample.samples(shipped, tok, about.prompts)
-        text = card.write(name or out.resolve().name, cfg, blob["step"], run / "log.jsonl", dtype, drawn, about)
+        text = card.write(name or out.resolve().name, cfg, blob["step"], run / "log.jsonl", dtype, drawn, about, recipe.get("from"))
         (part / "README.md").write_text(text, encoding="utf-8")
         files = {path.name: path.stat().st_size for path in sorted(part.iterdir())}
         out.mkdir(exist_ok=True)

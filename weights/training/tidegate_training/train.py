@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import math
 import os
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 from tqdm import tqdm
 
 from . import optim
@@ -58,17 +60,21 @@ class Trainer:
     # Settings that may change when a run resumes: its length and the number of threads.
     MAY_DIFFER: tuple[str, ...] = ("threads", "steps")
 
-    def __init__(self, cfg: RunConfig, data: Path, out: Path, device: str):
+    def __init__(self, cfg: RunConfig, data: Path, out: Path, device: str, start: Path | None = None):
+        """start: a checkpoint folder whose weights a new run starts from; a resumed run has its own"""
         self.cfg, self.data, self.out, self.device = cfg, data, out, usable(device)
         self.processes = Processes()
         self.rows = self.processes.share(cfg.train.lanes)
         self.check_data()
+        self.started_from = None if start is None else self.check_start(start)
         out.mkdir(parents=True, exist_ok=True)
         if cfg.train.threads:
             torch.set_num_threads(cfg.train.threads)
         self.model = Decoder(cfg.model)
         self.model.init_weights(cfg.train.half_life_min, cfg.train.half_life_max, cfg.train.seed)
         torch.manual_seed(cfg.train.seed)
+        if start is not None:
+            self.model.load_state_dict({name: tensor.float() for name, tensor in load_file(start / "model.safetensors").items()})
         self.model.to(device)
         self.optimizers = optim.build(self.model, cfg.train)
         self.fingerprint = fingerprint(data)
@@ -93,6 +99,19 @@ class Trainer:
         elif self.processes.first:
             # A run killed before its first save left these lines; it repeats all of its steps.
             (out / "log.jsonl").unlink(missing_ok=True)
+
+    def check_start(self, start: Path) -> dict[str, str]:
+        """What identifies the folder's weights; ValueError if the model or its vocabulary is another one."""
+        keys = read_json(start / "config.json", "export")
+        found = {f.name: keys[f.name] for f in dataclasses.fields(ModelConfig) if f.name in keys}
+        wanted = dataclasses.asdict(self.cfg.model)
+        other = [f"model.{key} ({value!r}, now {wanted[key]!r})" for key, value in found.items() if value != wanted[key]]
+        if other:
+            raise ValueError(f"--from {start}: has another {', '.join(other)}")
+        if need(start / "tokenizer.json", "export").read_bytes() != (self.data / "tokenizer.json").read_bytes():
+            raise ValueError(f"--from {start}: has another tokenizer than {self.data}; copy its tokenizer.json there before `prepare`")
+        weights = need(start / "model.safetensors", "export").read_bytes()
+        return {"name": start.resolve().name, "sha256": hashlib.sha256(weights).hexdigest()}
 
     def check_data(self) -> None:
         """Reads the data; ValueError if they are not prepared, do not fit the model, or are too short for the run."""
@@ -127,6 +146,7 @@ class Trainer:
             "first_loss": self.first_loss,
             "config": dataclasses.asdict(self.cfg),
             "data": self.fingerprint,
+            "from": self.started_from,
         }
         torch.save(blob, self.out / "state.tmp")
         os.replace(self.out / "state.tmp", self.out / "state.pt")
@@ -142,6 +162,9 @@ class Trainer:
             raise ValueError(f"{self.out}: holds a run with another {', '.join(other)}; use another folder")
         if blob.get("data", self.fingerprint) != self.fingerprint:
             raise ValueError(f"{self.out}: holds a run of other data than {self.data}; use another folder")
+        if self.started_from not in (None, blob.get("from")):
+            raise ValueError(f"{self.out}: holds a run that started from other weights; use another folder")
+        self.started_from = blob.get("from")
         self.model.load_state_dict(blob["model"])
         for o, s in zip(self.optimizers, blob["optimizers"]):
             o.load_state_dict(s)
@@ -233,7 +256,8 @@ class Trainer:
         t, first = self.cfg.train, self.processes.first
         last = min(t.steps, until or t.steps)
         if first:
-            (self.out / "run.json").write_text(json.dumps(dataclasses.asdict(self.cfg), indent=2) + "\n")
+            recipe = dataclasses.asdict(self.cfg) | ({"from": self.started_from} if self.started_from else {})
+            (self.out / "run.json").write_text(json.dumps(recipe, indent=2) + "\n")
         scores: dict = {}
         smooth, clock, counted = None, time.monotonic(), 0
         bar = tqdm(total=last, initial=self.step, unit="step", dynamic_ncols=True, mininterval=2.0, disable=None if first else True)
