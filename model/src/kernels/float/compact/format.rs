@@ -7,7 +7,7 @@
 use half::bf16;
 use rayon::prelude::*;
 
-use super::super::{Rows, half as number};
+use super::super::Rows;
 use crate::kernels::lines::Lines;
 use crate::kernels::panels::{self, PANEL};
 
@@ -15,6 +15,12 @@ use crate::kernels::panels::{self, PANEL};
 pub(super) const COLUMNS: usize = 2;
 /// Bytes of a step.
 pub(super) const STEP: usize = COLUMNS * PANEL + PANEL;
+/// So many weights of a matrix are enough to choose the codes.
+const SAMPLE: usize = 1 << 16;
+/// Columns that are packed at a time, so that their steps stay in the first cache.
+const BLOCK: usize = 128;
+/// Instead of a code, for a high byte that has none.
+const ESCAPE: u8 = 16;
 /// Of so many weights, one may be an escape: each costs about as much as a step.
 const RARE: usize = 512;
 
@@ -58,14 +64,14 @@ impl Compact {
         let counts = high_bytes(parts);
         let mut order: Vec<u8> = (0..=u8::MAX).collect();
         order.sort_by_key(|high| std::cmp::Reverse(counts[usize::from(*high)]));
-        let table: [u8; 16] = std::array::from_fn(|code| order[code]);
-        let rare: usize = order[16..].iter().map(|high| counts[usize::from(*high)]).sum();
-        if rare * RARE > n * k {
+        let total = |highs: &[u8]| highs.iter().map(|high| counts[usize::from(*high)]).sum::<usize>();
+        if total(&order[16..]) * RARE > total(&order) {
             return None;
         }
-        let mut codes = [None; 256];
+        let table: [u8; 16] = std::array::from_fn(|code| order[code]);
+        let mut codes = [ESCAPE; 256];
         for (code, high) in (0u8..).zip(table) {
-            codes[usize::from(high)] = Some(code);
+            codes[usize::from(high)] = code;
         }
         let mut stream = Lines::zeroed(panels::count(n) * k / COLUMNS * STEP);
         let panels = stream.bytes_mut().par_chunks_mut(k / COLUMNS * STEP).enumerate();
@@ -113,37 +119,41 @@ impl Compact {
     }
 }
 
-/// How often each high byte occurs.
+/// How often each high byte occurs; of large matrices, in a sample. Its distance is odd, so that all columns take part.
 fn high_bytes(parts: &[Rows<'_>]) -> [usize; 256] {
-    let chunks: Vec<&[u8]> = parts.iter().flat_map(|part| part.bytes.chunks(1 << 20)).collect();
-    let count = |bytes: &&[u8]| {
-        let mut counts = [0; 256];
-        for pair in bytes.chunks_exact(2) {
-            counts[usize::from(pair[1])] += 1;
+    let mut counts = [0; 256];
+    for part in parts {
+        let distance = (part.len() / SAMPLE).min(16) | 1;
+        for number in part.bytes.chunks_exact(2).step_by(distance) {
+            counts[usize::from(number[1])] += 1;
         }
-        counts
-    };
-    let counted: Vec<[usize; 256]> = chunks.par_iter().map(count).collect();
-    std::array::from_fn(|high| counted.iter().map(|counts| counts[high]).sum())
+    }
+    counts
 }
 
-/// Writes a panel's steps, and returns its escapes. rows: a part and the row's first number there
-fn pack_panel(rows: &[(Rows<'_>, usize)], codes: &[Option<u8>; 256], out: &mut [u8]) -> Vec<Escape> {
+/// Writes a panel's steps, and returns its escapes. rows: a part and the row's first number there; codes: of each high byte,
+/// [`ESCAPE`] for those without one
+fn pack_panel(rows: &[(Rows<'_>, usize)], codes: &[u8; 256], out: &mut [u8]) -> Vec<Escape> {
     let mut escapes = Vec::new();
-    for (step, out) in out.chunks_exact_mut(STEP).enumerate() {
-        let (lows, coded) = out.split_at_mut(COLUMNS * PANEL);
-        for (half, lows) in lows.chunks_exact_mut(PANEL).enumerate() {
-            let column = step * COLUMNS + half;
-            for (row, &(part, start)) in (0u8..).zip(rows) {
-                let [low, high] = number(part, start + column).to_le_bytes();
-                let place = place(usize::from(row));
-                lows[place] = low;
-                match codes[usize::from(high)] {
-                    Some(code) => coded[place] |= code << (4 * half),
-                    None => escapes.push(Escape { column: column as u32, row, high }),
+    for (first, out) in (0..).step_by(BLOCK).zip(out.chunks_mut(BLOCK / COLUMNS * STEP)) {
+        let (steps, _) = out.as_chunks_mut::<STEP>();
+        for (row, &(part, start)) in (0u8..).zip(rows) {
+            let place = place(usize::from(row));
+            let (pairs, _) = part.bytes[2 * (start + first)..].as_chunks::<{ 2 * COLUMNS }>();
+            for ((column, &[low0, high0, low1, high1]), step) in (first..).step_by(COLUMNS).zip(pairs).zip(&mut *steps)
+            {
+                let [code0, code1] = [high0, high1].map(|high| codes[usize::from(high)]);
+                step[place] = low0;
+                step[PANEL + place] = low1;
+                step[COLUMNS * PANEL + place] = code0 & 15 | code1 << 4;
+                for (column, code, high) in [(column, code0, high0), (column + 1, code1, high1)] {
+                    if code == ESCAPE {
+                        escapes.push(Escape { column: column as u32, row, high });
+                    }
                 }
             }
         }
     }
+    escapes.sort_unstable_by_key(|escape| (escape.column, escape.row));
     escapes
 }
