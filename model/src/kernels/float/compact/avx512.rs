@@ -1,9 +1,12 @@
 //! Compact weights with AVX-512: a step is three loads, two lookups in the table and four interleavings.
+//!
+//! Every sum is a chain over the columns in their order, whether it stays in a register or is kept from block to block.
 
 use std::arch::x86_64::{
     __m512, __m512i, _mm_loadu_si128, _mm512_and_si512, _mm512_broadcast_i32x4, _mm512_castsi512_ps, _mm512_fmadd_ps,
-    _mm512_loadu_si512, _mm512_mask_blend_ps, _mm512_set1_epi8, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps,
-    _mm512_shuffle_epi8, _mm512_slli_epi32, _mm512_srli_epi16, _mm512_unpackhi_epi8, _mm512_unpacklo_epi8,
+    _mm512_load_ps, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_mask_blend_ps, _mm512_set1_epi8, _mm512_set1_epi32,
+    _mm512_set1_ps, _mm512_setzero_ps, _mm512_shuffle_epi8, _mm512_slli_epi32, _mm512_srli_epi16, _mm512_store_ps,
+    _mm512_storeu_ps, _mm512_unpackhi_epi8, _mm512_unpacklo_epi8,
 };
 use std::ops::Range;
 
@@ -137,12 +140,132 @@ unsafe fn tile<const M: usize, const ASK: bool>(x: *const f32, w: &Compact, p: u
     }
 }
 
+/// Rows from which a panel is unpacked for all of them, some columns at a time.
+const MANY: usize = 24;
+/// Columns that are unpacked at a time: in f32 they take 16 KiB, a third of the first cache.
+const BLOCK: usize = 64;
+/// Most rows whose sums are kept from block to block.
+const KEPT: usize = 128;
+
+/// Columns in f32, one after another.
+#[repr(align(64))]
+struct Block([f32; BLOCK * PANEL]);
+
+/// Unpacks some columns, which begin with a step. escapes: those from there on
+///
+/// # Safety
+/// The machine has AVX-512 F and BW.
+#[inline(always)]
+unsafe fn unpack(w: &Compact, p: usize, columns: Range<usize>, escapes: &mut &[Escape], block: &mut Block) {
+    let (steps, mut escape) = (w.panel(p), next(escapes));
+    // SAFETY: the steps are the panel's, and the block has room for their columns.
+    unsafe {
+        let table = table(w);
+        for column in columns.clone().step_by(COLUMNS) {
+            let at = steps.as_ptr().add(column / COLUMNS * STEP);
+            for line in (0..STEP).step_by(LINE) {
+                prefetch(at.wrapping_add(AHEAD + line));
+            }
+            let pairs = pairs(at, table);
+            for c in 0..COLUMNS {
+                let mut weights = widened(pairs[c]);
+                if column + c == escape as usize {
+                    escape = correct(&mut weights, at.add(c * PANEL), escapes);
+                }
+                for r in 0..REGISTERS {
+                    let to = block.0.as_mut_ptr().add((column + c - columns.start) * PANEL + r * 16);
+                    _mm512_store_ps(to, weights[r]);
+                }
+            }
+        }
+    }
+}
+
+/// Adds some columns to the sums of `M` rows. x: the first row's first of these columns
+///
+/// # Safety
+/// The machine has AVX-512 F; `M` rows of `columns` are readable at `x`, `k` apart.
+#[inline(always)]
+unsafe fn add<const M: usize>(x: *const f32, k: usize, columns: usize, block: &Block, sums: &mut [[f32; PANEL]]) {
+    assert!(sums.len() == M && columns <= BLOCK, "add: a tile");
+    // SAFETY: the block has these columns, and the sums as many rows.
+    unsafe {
+        let mut own = [[_mm512_setzero_ps(); REGISTERS]; M];
+        for m in 0..M {
+            for r in 0..REGISTERS {
+                own[m][r] = _mm512_loadu_ps(sums[m].as_ptr().add(r * 16));
+            }
+        }
+        for c in 0..columns {
+            let mut weights = [_mm512_setzero_ps(); REGISTERS];
+            for r in 0..REGISTERS {
+                weights[r] = _mm512_load_ps(block.0.as_ptr().add(c * PANEL + r * 16));
+            }
+            for m in 0..M {
+                let x = _mm512_set1_ps(*x.add(m * k + c));
+                for r in 0..REGISTERS {
+                    own[m][r] = _mm512_fmadd_ps(x, weights[r], own[m][r]);
+                }
+            }
+        }
+        for m in 0..M {
+            for r in 0..REGISTERS {
+                _mm512_storeu_ps(sums[m].as_mut_ptr().add(r * 16), own[m][r]);
+            }
+        }
+    }
+}
+
+/// Many rows of `x` against some panels: a block of columns is unpacked for all of them.
+///
+/// # Safety
+/// As for [`run`].
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+unsafe fn many(x: &[f32], rows: Range<usize>, w: &Compact, panels: Range<usize>, out: Output<'_>) {
+    let (mut block, mut kept) = (Block([0.0; BLOCK * PANEL]), [[0.0f32; PANEL]; KEPT]);
+    for p in panels {
+        for first in rows.clone().step_by(KEPT) {
+            let sums = &mut kept[..KEPT.min(rows.end - first)];
+            sums.fill([0.0; PANEL]);
+            let mut escapes = w.escapes(p);
+            for start in (0..w.k).step_by(BLOCK) {
+                let part = start..w.k.min(start + BLOCK);
+                // SAFETY: the machine has the set; rows and columns are inside `x`.
+                unsafe {
+                    unpack(w, p, part.clone(), &mut escapes, &mut block);
+                    for (tile, sums) in sums.chunks_mut(6).enumerate() {
+                        let x = x[(first + tile * 6) * w.k + start..].as_ptr();
+                        match sums.len() {
+                            1 => add::<1>(x, w.k, part.len(), &block, sums),
+                            2 => add::<2>(x, w.k, part.len(), &block, sums),
+                            3 => add::<3>(x, w.k, part.len(), &block, sums),
+                            4 => add::<4>(x, w.k, part.len(), &block, sums),
+                            5 => add::<5>(x, w.k, part.len(), &block, sums),
+                            _ => add::<6>(x, w.k, part.len(), &block, sums),
+                        }
+                    }
+                }
+            }
+            let (columns, _) = panels::rows(p, w.n);
+            for (row, sums) in (first..).zip(&*sums) {
+                // SAFETY: the caller's promise.
+                unsafe { out.part(row, columns.clone()) }.copy_from_slice(&sums[..columns.len()]);
+            }
+        }
+    }
+}
+
 /// Rows of `x` against some panels.
 ///
 /// # Safety
 /// The machine has AVX-512 F, BW, DQ and VL; rows and panels are in bounds, and no other thread accesses this part of `out`.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 pub(super) unsafe fn run(x: &[f32], rows: Range<usize>, w: &Compact, panels: Range<usize>, out: Output<'_>) {
+    if rows.len() >= MANY {
+        // SAFETY: the caller's promise.
+        unsafe { many(x, rows, w, panels, out) };
+        return;
+    }
     for p in panels {
         let (columns, _) = panels::rows(p, w.n);
         let mut row = rows.start;

@@ -4,8 +4,8 @@
 //! a table of the sixteen most frequent ones: the stream holds each weight's low byte and a code of four bits, 12 bits
 //! instead of 16. The rare weights with other high bytes are escapes, listed apart in the order of the stream.
 //!
-//! Where memory bounds a product, it takes as much less time. Elsewhere unpacking fits beside the multiply-adds, unless two
-//! threads share a core.
+//! Few rows meet the weights as they are unpacked: memory bounds such a product, which so takes as much less time. For many
+//! rows, some columns at a time are unpacked into the first cache, and are not converted for every tile as plain bf16 is.
 
 #[cfg(target_arch = "x86_64")]
 mod avx512;
@@ -19,7 +19,7 @@ use crate::kernels::panels::{self, Output};
 pub(super) use format::Compact;
 
 /// Fewest weights of a matrix that is packed. Models of smaller ones stay in the caches: one row would still gain a sixth, but
-/// many rows lose up to a fifth where two threads share a core (Intel Xeon).
+/// eight rows lose up to a fifth where two threads share a core (Intel Xeon).
 const LEAST: usize = 1 << 20;
 
 /// Whether there is a kernel for this instruction set.
