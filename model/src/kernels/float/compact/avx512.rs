@@ -145,7 +145,7 @@ const MANY: usize = 24;
 /// Columns that are unpacked at a time: in f32 they take 16 KiB, a third of the first cache.
 const BLOCK: usize = 64;
 /// Most rows whose sums are kept from block to block.
-const KEPT: usize = 128;
+const KEPT: usize = 64;
 
 /// Columns in f32, one after another.
 #[repr(align(64))]
