@@ -216,8 +216,11 @@ def test_a_run_starts_from_the_weights_of_a_folder(folder, tmp_path, run_config)
     assert origin == {"name": "model", "sha256": hashlib.sha256((tmp_path / "model/model.safetensors").read_bytes()).hexdigest()}
 
     # It resumes with its own weights, with or without the option, but not as a run that started elsewhere.
+    saved = torch.load(tmp_path / "second/state.pt", weights_only=True)["model"]
     for start in (None, tmp_path / "model"):
-        assert Trainer(run_config(seed=2), folder, tmp_path / "second", "cpu", start).started_from == origin
+        resumed = Trainer(run_config(seed=2), folder, tmp_path / "second", "cpu", start)
+        assert resumed.started_from == origin
+        assert all(torch.equal(tensor, saved[name]) for name, tensor in resumed.model.state_dict().items())
     export_run(tmp_path / "second", folder, tmp_path / "other", "f32")
     card = (tmp_path / "other/README.md").read_text()
     assert f"started from the weights of model (SHA-256 {origin['sha256']})" in card
@@ -233,7 +236,8 @@ def test_weights_of_another_model_or_vocabulary_are_refused(folder, tmp_path, ru
     object.__setattr__(other, "model", dataclasses.replace(other.model, conv_kernel=0))
     with pytest.raises(ValueError, match=re.escape("model.conv_kernel (4, now 0)")):
         Trainer(other, folder, tmp_path / "second", "cpu", tmp_path / "model")
-    (tmp_path / "model/tokenizer.json").write_text("{}")
+    tokenizer = json.loads((tmp_path / "model/tokenizer.json").read_text())
+    (tmp_path / "model/tokenizer.json").write_text(json.dumps(tokenizer))  # the same in another form
     with pytest.raises(ValueError, match="another tokenizer"):
         Trainer(run_config(), folder, tmp_path / "second", "cpu", tmp_path / "model")
     assert not (tmp_path / "second").exists()

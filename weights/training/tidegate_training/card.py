@@ -174,7 +174,8 @@ def write(name: str, cfg: RunConfig, step: int, log: Path, dtype: str, samples: 
     drawn = "\n\n".join((f"Prompt: `{p}`" if p else "Without a prompt:") + f"\n\n{quoted(s)}" for p, s in samples)
     described = f"{about.description.strip()}\n\n" if about.description.strip() else ""
     export = " ".join([f"tidegate-train export --run run --data data --out {shlex.quote(name)} --dtype {dtype}", *about.flags()])
-    commands = about.commands or (f"tidegate-train prepare {train_command(cfg).split(' ')[2]} --texts texts --data data",
+    copied = (f"mkdir -p data && cp {shlex.quote(start['name'])}/tokenizer.json data/",) if start else ()
+    commands = about.commands or (*copied, f"tidegate-train prepare {train_command(cfg).split(' ')[2]} --texts texts --data data",
                                   train_command(cfg) + (f" --from {shlex.quote(start['name'])}" if start else ""), export)
     origin = f" The run started from the weights of {start['name']} (SHA-256 {start['sha256']})." if start else ""
     return f"""{front_matter(m, about)}

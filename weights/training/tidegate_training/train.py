@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
 from tqdm import tqdm
 
 from . import optim
@@ -66,15 +65,16 @@ class Trainer:
         self.processes = Processes()
         self.rows = self.processes.share(cfg.train.lanes)
         self.check_data()
-        self.started_from = None if start is None else self.check_start(start)
+        self.started_from: dict[str, str] | None = None
+        weights = None if start is None else self.read_start(start)
         out.mkdir(parents=True, exist_ok=True)
         if cfg.train.threads:
             torch.set_num_threads(cfg.train.threads)
         self.model = Decoder(cfg.model)
         self.model.init_weights(cfg.train.half_life_min, cfg.train.half_life_max, cfg.train.seed)
         torch.manual_seed(cfg.train.seed)
-        if start is not None:
-            self.model.load_state_dict({name: tensor.float() for name, tensor in load_file(start / "model.safetensors").items()})
+        if weights is not None:
+            self.model.load_state_dict(weights)
         self.model.to(device)
         self.optimizers = optim.build(self.model, cfg.train)
         self.fingerprint = fingerprint(data)
@@ -100,18 +100,24 @@ class Trainer:
             # A run killed before its first save left these lines; it repeats all of its steps.
             (out / "log.jsonl").unlink(missing_ok=True)
 
-    def check_start(self, start: Path) -> dict[str, str]:
-        """What identifies the folder's weights; ValueError if the model or its vocabulary is another one."""
-        keys = read_json(start / "config.json", "export")
-        found = {f.name: keys[f.name] for f in dataclasses.fields(ModelConfig) if f.name in keys}
-        wanted = dataclasses.asdict(self.cfg.model)
-        other = [f"model.{key} ({value!r}, now {wanted[key]!r})" for key, value in found.items() if value != wanted[key]]
+    def read_start(self, start: Path) -> dict[str, torch.Tensor]:
+        """The folder's weights, as f32; ValueError if the model or its vocabulary is another one."""
+        from .export import load_folder  # which imports this module
+
+        found = load_folder(start)[0]
+        if not isinstance(found, Decoder):
+            raise ValueError(f"--from {start}: must be a decoder's folder, found an encoder-decoder's")
+        then, now = dataclasses.asdict(found.cfg), dataclasses.asdict(self.cfg.model)
+        other = [f"model.{key} ({then[key]!r}, now {now[key]!r})" for key in now
+                 if then[key] != now[key] and key != "initializer_range"]
         if other:
             raise ValueError(f"--from {start}: has another {', '.join(other)}")
-        if need(start / "tokenizer.json", "export").read_bytes() != (self.data / "tokenizer.json").read_bytes():
-            raise ValueError(f"--from {start}: has another tokenizer than {self.data}; copy its tokenizer.json there before `prepare`")
-        weights = need(start / "model.safetensors", "export").read_bytes()
-        return {"name": start.resolve().name, "sha256": hashlib.sha256(weights).hexdigest()}
+        if (start / "tokenizer.json").read_bytes() != (self.data / "tokenizer.json").read_bytes():
+            raise ValueError(f"--from {start}: has another tokenizer than {self.data}; copy its tokenizer.json there before "
+                             "`prepare`")
+        weights = (start / "model.safetensors").read_bytes()
+        self.started_from = {"name": start.resolve().name, "sha256": hashlib.sha256(weights).hexdigest()}
+        return found.state_dict()
 
     def check_data(self) -> None:
         """Reads the data; ValueError if they are not prepared, do not fit the model, or are too short for the run."""

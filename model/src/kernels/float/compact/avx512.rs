@@ -140,7 +140,7 @@ unsafe fn tile<const M: usize, const ASK: bool>(x: *const f32, w: &Compact, p: u
     }
 }
 
-/// Rows from which a panel is unpacked for all of them, some columns at a time.
+/// Rows from which a panel is unpacked for [`KEPT`] of them at once, some columns at a time.
 const MANY: usize = 24;
 /// Columns that are unpacked at a time: in f32 they take 16 KiB, a third of the first cache.
 const BLOCK: usize = 64;
@@ -157,8 +157,12 @@ struct Block([f32; BLOCK * PANEL]);
 /// The machine has AVX-512 F and BW.
 #[inline(always)]
 unsafe fn unpack(w: &Compact, p: usize, columns: Range<usize>, escapes: &mut &[Escape], block: &mut Block) {
+    assert!(
+        columns.start.is_multiple_of(COLUMNS) && columns.len() <= BLOCK && columns.end <= w.k,
+        "unpack: whole steps of the panel, and a block"
+    );
     let (steps, mut escape) = (w.panel(p), next(escapes));
-    // SAFETY: the steps are the panel's, and the block has room for their columns.
+    // SAFETY: the steps are the panel's, and the block has room for their columns, as was checked.
     unsafe {
         let table = table(w);
         for column in columns.clone().step_by(COLUMNS) {
@@ -216,7 +220,7 @@ unsafe fn add<const M: usize>(x: *const f32, k: usize, columns: usize, block: &B
     }
 }
 
-/// Many rows of `x` against some panels: a block of columns is unpacked for all of them.
+/// Many rows of `x` against some panels: a block of columns is unpacked for [`KEPT`] of them.
 ///
 /// # Safety
 /// As for [`run`].

@@ -1,22 +1,25 @@
 //! How compact weights lie in memory.
 //!
-//! All panels are whole. A panel is a sequence of steps of two columns, 192 bytes each: 64 low bytes of either column, and
-//! 64 bytes with the codes of both, the first column's in the lower four bits. Within each 64 bytes the rows are in the
-//! order of [`place`], in which interleaving low and high bytes gives whole registers of neighbouring rows.
+//! All panels are whole; the rows that pad the last one have any values. A panel is a sequence of steps of two columns, 192
+//! bytes each: 64 low bytes of either column, and 64 bytes with the codes of both, the first column's in the lower four bits.
+//! Within each 64 bytes the rows are in the order of [`place`], in which interleaving low and high bytes gives whole registers
+//! of neighbouring rows.
 
 use half::bf16;
 use rayon::prelude::*;
 
 use super::super::Rows;
 use crate::kernels::lines::Lines;
-use crate::kernels::panels::{self, PANEL};
+use crate::kernels::panels::{self, GROUP, PANEL};
 
 /// Columns of a step.
 pub(super) const COLUMNS: usize = 2;
 /// Bytes of a step.
 pub(super) const STEP: usize = COLUMNS * PANEL + PANEL;
-/// So many weights of a matrix are enough to choose the codes.
+/// Fewest weights that choose the codes, if the matrix has as many.
 const SAMPLE: usize = 1 << 16;
+/// The distance of those of a large matrix, or a little more.
+const FARTHEST: usize = 17;
 /// Columns that are packed at a time, so that their steps stay in the first cache.
 const BLOCK: usize = 128;
 /// Instead of a code, for a high byte that has none.
@@ -42,7 +45,7 @@ pub(in super::super) struct Compact {
     pub(super) table: [u8; 16],
     stream: Lines,
     /// Of each panel, by columns and rows.
-    escapes: Vec<Vec<Escape>>,
+    escapes: Vec<Box<[Escape]>>,
 }
 
 /// The place of a row among the 64 bytes of a column: registers 2h and 2h + 1 take turns in bytes 8h to 8h + 7 of each
@@ -55,28 +58,37 @@ pub(super) const fn place(row: usize) -> usize {
 impl Compact {
     /// Packs matrices of `k` columns, stacked one below the other; `None` if they are not fit for it.
     pub(in super::super) fn pack(parts: &[Rows<'_>], k: usize) -> Option<Self> {
-        let rows: Vec<(Rows<'_>, usize)> =
-            parts.iter().flat_map(|&part| (0..part.len() / k).map(move |row| (part, row * k))).collect();
-        let n = rows.len();
-        if n == 0 || !k.is_multiple_of(COLUMNS) {
+        let n: usize = parts.iter().map(|part| part.len() / k).sum();
+        let plain = n.next_multiple_of(GROUP) * k * size_of::<bf16>();
+        // A last panel of few rows may be padded with more than is saved.
+        if !k.is_multiple_of(COLUMNS) || panels::count(n) * (k / COLUMNS) * STEP >= plain {
             return None;
         }
-        let counts = high_bytes(parts);
+        let counts = high_bytes(parts, n, k);
         let mut order: Vec<u8> = (0..=u8::MAX).collect();
         order.sort_by_key(|high| std::cmp::Reverse(counts[usize::from(*high)]));
         let total = |highs: &[u8]| highs.iter().map(|high| counts[usize::from(*high)]).sum::<usize>();
         if total(&order[16..]) * RARE > total(&order) {
             return None;
         }
-        let table: [u8; 16] = std::array::from_fn(|code| order[code]);
+        let packed = Self::coded(parts, k, std::array::from_fn(|code| order[code]));
+        let escapes: usize = packed.escapes.iter().map(|panel| panel.len()).sum();
+        (escapes * RARE <= n * k).then_some(packed)
+    }
+
+    /// Packs matrices with given codes.
+    pub(super) fn coded(parts: &[Rows<'_>], k: usize, table: [u8; 16]) -> Self {
+        let rows: Vec<(Rows<'_>, usize)> =
+            parts.iter().flat_map(|&part| (0..part.len() / k).map(move |row| (part, row * k))).collect();
+        let n = rows.len();
         let mut codes = [ESCAPE; 256];
         for (code, high) in (0u8..).zip(table) {
             codes[usize::from(high)] = code;
         }
-        let mut stream = Lines::zeroed(panels::count(n) * k / COLUMNS * STEP);
+        let mut stream = Lines::zeroed(panels::count(n) * (k / COLUMNS) * STEP);
         let panels = stream.bytes_mut().par_chunks_mut(k / COLUMNS * STEP).enumerate();
         let escapes = panels.map(|(p, out)| pack_panel(&rows[panels::rows(p, n).0], &codes, out)).collect();
-        Some(Self { n, k, table, stream, escapes })
+        Self { n, k, table, stream, escapes }
     }
 
     /// n and k.
@@ -119,11 +131,14 @@ impl Compact {
     }
 }
 
-/// How often each high byte occurs; of large matrices, in a sample. Its distance is odd, so that all columns take part.
-fn high_bytes(parts: &[Rows<'_>]) -> [usize; 256] {
+/// How often each high byte occurs; of a large matrix (n, k), in a sample of all columns.
+fn high_bytes(parts: &[Rows<'_>], n: usize, k: usize) -> [usize; 256] {
+    let divides = |by: &usize| (2..=*by).any(|d| by.is_multiple_of(d) && k.is_multiple_of(d));
+    // Columns come in turn if the distance has no divisor in common with their number.
+    let least = (n * k / SAMPLE).clamp(1, FARTHEST);
+    let distance = (least..=least + k).find(|distance| !divides(distance)).unwrap_or(1);
     let mut counts = [0; 256];
     for part in parts {
-        let distance = (part.len() / SAMPLE).min(16) | 1;
         for number in part.bytes.chunks_exact(2).step_by(distance) {
             counts[usize::from(number[1])] += 1;
         }
@@ -133,7 +148,7 @@ fn high_bytes(parts: &[Rows<'_>]) -> [usize; 256] {
 
 /// Writes a panel's steps, and returns its escapes. rows: a part and the row's first number there; codes: of each high byte,
 /// [`ESCAPE`] for those without one
-fn pack_panel(rows: &[(Rows<'_>, usize)], codes: &[u8; 256], out: &mut [u8]) -> Vec<Escape> {
+fn pack_panel(rows: &[(Rows<'_>, usize)], codes: &[u8; 256], out: &mut [u8]) -> Box<[Escape]> {
     let mut escapes = Vec::new();
     for (first, out) in (0..).step_by(BLOCK).zip(out.chunks_mut(BLOCK / COLUMNS * STEP)) {
         let (steps, _) = out.as_chunks_mut::<STEP>();
@@ -155,5 +170,5 @@ fn pack_panel(rows: &[(Rows<'_>, usize)], codes: &[u8; 256], out: &mut [u8]) -> 
         }
     }
     escapes.sort_unstable_by_key(|escape| (escape.column, escape.row));
-    escapes
+    escapes.into_boxed_slice()
 }

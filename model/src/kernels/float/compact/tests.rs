@@ -7,8 +7,10 @@ use super::format::Escape;
 use super::*;
 use crate::kernels::float::tests::numbers;
 use crate::kernels::float::{Packed, Rows, Type, product};
+use crate::kernels::products::{self, Weight};
+use crate::kernels::threads::Threads;
 
-/// Weights like those of a trained model, and their bytes; every `rare`-th has any bits but those of infinity or NaN.
+/// Weights of nearly equal magnitudes, and their bytes; every `rare`-th has another one.
 fn weights(len: usize, seed: u32, rare: usize) -> (Vec<bf16>, Vec<u8>) {
     let mut all: Vec<bf16> = numbers(len, seed).iter().map(|v| bf16::from_f32((v + 0.01) * 0.1)).collect();
     let others = numbers(len, seed ^ 3);
@@ -19,35 +21,56 @@ fn weights(len: usize, seed: u32, rare: usize) -> (Vec<bf16>, Vec<u8>) {
     (all, bytes)
 }
 
+fn bits(out: &[f32]) -> Vec<u32> {
+    out.iter().map(|v| v.to_bits()).collect()
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
-    fn products_have_the_bits_of_plain_weights(rows in 1usize..40, n in 1usize..210, half_k in 1usize..60, seed: u32) {
-        let k = 2 * half_k;
-        let (all, bytes) = weights(n * k, seed, 1000);
-        let parts = [Rows { kind: Type::Bf16, bytes: &bytes }];
-        let compact = Compact::pack(&parts, k).map(Packed::of_compact);
-        prop_assume!(compact.is_some());
-        let (compact, plain) = (compact.unwrap(), Packed::pack_plain(&parts, k));
+    fn products_have_the_bits_of_plain_weights(
+        rows in 1usize..140,
+        n in 1usize..210,
+        steps in 1usize..140,
+        coded in 0usize..17,
+        seed: u32,
+    ) {
+        let k = 2 * steps;
+        let (all, bytes) = weights(n * k, seed, 7);
+        // With no code at all, every weight is an escape.
+        let table = std::array::from_fn(|code| if code < coded { all[code % all.len()].to_le_bytes()[1] } else { 0xff });
+        let first = n / 3 * k * 2;
+        let parts = [&bytes[..first], &[], &bytes[first..]].map(|bytes| Rows { kind: Type::Bf16, bytes });
+        let compact = Packed::of_compact(Compact::coded(&parts, k, table));
+        let plain = Packed::pack_plain(&parts, k);
         let x = numbers(rows * k, seed ^ 1);
+        let mut want = vec![f32::NAN; rows * n];
+        product(Isa::detect(), &x, &plain, &mut want);
         for isa in Isa::available() {
-            let [mut got, mut want] = [vec![f32::NAN; rows * n], vec![f32::NAN; rows * n]];
+            let mut got = vec![f32::NAN; rows * n];
             product(isa, &x, &compact, &mut got);
-            product(isa, &x, &plain, &mut want);
-            let bits = |out: &[f32]| out.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
             prop_assert_eq!(bits(&got), bits(&want), "{:?}", isa);
         }
         let mut row = vec![0.0; k];
-        compact.row(n - 1, &mut row);
-        let want: Vec<f32> = all[(n - 1) * k..].iter().map(|v| v.to_f32()).collect();
-        prop_assert_eq!(row, want);
+        for i in [0, n / 3, n - 1] {
+            compact.row(i, &mut row);
+            prop_assert_eq!(&row, &all[i * k..(i + 1) * k].iter().map(|v| v.to_f32()).collect::<Vec<_>>());
+        }
+        let (compact, bias) = (Weight::Float(compact), numbers(n, seed ^ 2));
+        let mut got = vec![f32::NAN; rows * n];
+        let product = products::Product::new(&compact, Some(&bias), &x, &mut got);
+        products::run(Isa::detect(), &[product], &mut Vec::new(), &Threads::new(3));
+        for (i, want) in want.iter_mut().enumerate() {
+            *want += bias[i % n];
+        }
+        prop_assert_eq!(bits(&got), bits(&want), "on three threads, with a bias");
     }
 }
 
 #[test]
 fn large_matrices_are_packed_where_there_is_a_kernel() {
     let (n, k) = (1024, 1024);
-    let (_, bytes) = weights(n * k, 8, 3000);
+    let (_, bytes) = weights(n * k, 8, 3001);
     let packed = Packed::pack(&[Rows { kind: Type::Bf16, bytes: &bytes }], k);
     assert_eq!(packed.bytes() < n * k * 2, has_kernel(Isa::detect()));
     let small = Packed::pack(&[Rows { kind: Type::Bf16, bytes: &bytes[..n * k] }], k);
@@ -57,7 +80,7 @@ fn large_matrices_are_packed_where_there_is_a_kernel() {
 #[test]
 fn every_weight_comes_back_and_three_quarters_of_the_bytes_remain() {
     let (n, k) = (192, 96);
-    let (all, bytes) = weights(n * k, 5, 700);
+    let (all, bytes) = weights(n * k, 5, 701);
     let compact = Compact::pack(&[Rows { kind: Type::Bf16, bytes: &bytes }], k).unwrap();
     let escapes: usize = (0..3).map(|p| compact.escapes(p).len()).sum();
     assert!(escapes > 5, "only {escapes} escapes");
@@ -71,9 +94,11 @@ fn every_weight_comes_back_and_three_quarters_of_the_bytes_remain() {
 
 #[test]
 fn weights_of_many_magnitudes_and_odd_columns_stay_plain() {
-    let (_, bytes) = weights(64 * 64, 6, 20);
+    let (_, bytes) = weights(64 * 64, 6, 21);
     assert!(Compact::pack(&[Rows { kind: Type::Bf16, bytes: &bytes }], 64).is_none());
-    let (_, bytes) = weights(64 * 63, 6, 10_000);
+    let (_, bytes) = weights(64 * 63, 6, 10_001);
     assert!(Compact::pack(&[Rows { kind: Type::Bf16, bytes: &bytes }], 63).is_none());
+    let (_, bytes) = weights(16 * 64, 6, 10_001);
+    assert!(Compact::pack(&[Rows { kind: Type::Bf16, bytes: &bytes }], 64).is_none(), "a panel of few rows");
     assert!(Compact::pack(&[], 64).is_none());
 }
