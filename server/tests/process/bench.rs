@@ -82,7 +82,8 @@ fn a_shape_has_random_weights() {
     let line: Value = serde_json::from_str(&text).unwrap();
     assert_eq!((&line["shape"], &line["weights"], &line["state"]), (&"12m".into(), &"bf16".into(), &"bf16".into()));
     let (parameters, bytes) = (line["parameters"].as_f64().unwrap(), line["weight_bytes"].as_f64().unwrap());
-    assert!((12e6..14e6).contains(&parameters) && (bytes / parameters - 2.0).abs() < 0.1, "{line}");
+    // Large matrices in bf16 are packed into 12 bits a weight where the machine has a kernel for it.
+    assert!((12e6..14e6).contains(&parameters) && (1.5..2.1).contains(&(bytes / parameters)), "{line}");
 }
 
 #[test]
