@@ -12,8 +12,8 @@ use std::ops::Range;
 
 use half::bf16;
 
-use super::super::tile::write;
 use super::format::{COLUMNS, Compact, Escape, STEP, place};
+use crate::kernels::float::tile::write;
 use crate::kernels::panels::{self, Output, PANEL};
 use crate::kernels::prefetch::{LINE, prefetch};
 

@@ -8,7 +8,7 @@
 use half::bf16;
 use rayon::prelude::*;
 
-use super::super::Rows;
+use crate::kernels::float::stored::Rows;
 use crate::kernels::lines::Lines;
 use crate::kernels::panels::{self, GROUP, PANEL};
 
