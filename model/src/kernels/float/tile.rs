@@ -12,8 +12,34 @@ use crate::kernels::vector::Vector;
 /// Bytes by which weights are prefetched ahead that more rows than a tile use.
 const AHEAD: usize = 8 << 10;
 
-/// Most rows of a tile.
-const MOST: usize = 6;
+/// Most rows of a tile: six rows by four registers of AVX-512 are 24 sums, which with the weights fill the 32 registers.
+pub(super) const MOST: usize = 6;
+
+/// For each tile of some rows: `body`, in which `row` is the first of them and `M` their number, a constant.
+macro_rules! tiles {
+    ($rows:expr, |$row:ident, $M:ident| $body:expr) => {{
+        let rows = $rows;
+        let mut $row = rows.start;
+        while $row < rows.end {
+            tiles!(@height rows.end - $row, $row, $M, $body, 1, 2, 3, 4, 5);
+        }
+    }};
+    (@height $left:expr, $row:ident, $M:ident, $body:expr, $($height:literal),*) => {
+        match $left {
+            $($height => {
+                const $M: usize = $height;
+                $body;
+                $row += $M;
+            })*
+            _ => {
+                const $M: usize = $crate::kernels::float::tile::MOST;
+                $body;
+                $row += $M;
+            }
+        }
+    };
+}
+pub(super) use tiles;
 
 /// `M` rows of `x` against `R` registers of one panel, or of two whole ones.
 ///
@@ -91,32 +117,18 @@ unsafe fn strip<V: Vector, W: Element, const R: usize>(
     width: usize,
     columns: &Range<usize>,
 ) {
-    let (mut row, k) = (product.rows.start, product.k);
+    let k = product.k;
     // More rows than a tile use the weights again: then there is time to ask for them.
     let mut ahead = if product.rows.len() > MOST { AHEAD } else { stream_ahead(size_of::<W>()) };
-    macro_rules! rows {
-        ($m:literal) => {{
-            // SAFETY: that many rows remain from `row` on.
-            unsafe {
-                let sums = tile::<V, W, $m, R>(product.x[row * k..].as_ptr(), w, k, width, ahead);
-                write(&sums, product.out, row, columns.clone());
-            }
-            row += $m;
-            // The first use has brought them.
-            ahead = 0;
-        }};
-    }
-    // Six rows by four registers of AVX-512 are 24 sums, which with the weights fill the 32 registers.
-    while row < product.rows.end {
-        match product.rows.end - row {
-            1 => rows!(1),
-            2 => rows!(2),
-            3 => rows!(3),
-            4 => rows!(4),
-            5 => rows!(5),
-            _ => rows!(6),
+    tiles!(product.rows.clone(), |row, M| {
+        // SAFETY: that many rows remain from `row` on.
+        unsafe {
+            let sums = tile::<V, W, M, R>(product.x[row * k..].as_ptr(), w, k, width, ahead);
+            write(&sums, product.out, row, columns.clone());
         }
-    }
+        // The first use has brought them.
+        ahead = 0;
+    });
 }
 
 /// The whole product. `PAIR`: registers of two whole panels, which one row reads at once, because memory serves two places

@@ -13,12 +13,12 @@ use std::ops::Range;
 use half::bf16;
 
 use super::format::{COLUMNS, Compact, Escape, STEP, place};
-use crate::kernels::float::tile::write;
+use crate::kernels::float::tile::{tiles, write};
 use crate::kernels::panels::{self, Output, PANEL};
 use crate::kernels::prefetch::{LINE, prefetch};
 
-/// Bytes by which the stream is asked for ahead: every processor measured gains by it, Intel's most at 3 to 6 KiB, and AMD's
-/// (Zen 5) at 8. Not asked, Intel's read at two thirds of the speed.
+/// Bytes by which the stream is asked for ahead. An Intel Xeon reads fastest at 3 to 6 KiB, and at two thirds of that speed if
+/// not asked.
 const AHEAD: usize = 6 << 10;
 
 /// Registers of a column.
@@ -237,17 +237,10 @@ unsafe fn many(x: &[f32], rows: Range<usize>, w: &Compact, panels: Range<usize>,
                 // SAFETY: the machine has the set; rows and columns are inside `x`.
                 unsafe {
                     unpack(w, p, part.clone(), &mut escapes, &mut block);
-                    for (tile, sums) in sums.chunks_mut(6).enumerate() {
-                        let x = x[(first + tile * 6) * w.k + start..].as_ptr();
-                        match sums.len() {
-                            1 => add::<1>(x, w.k, part.len(), &block, sums),
-                            2 => add::<2>(x, w.k, part.len(), &block, sums),
-                            3 => add::<3>(x, w.k, part.len(), &block, sums),
-                            4 => add::<4>(x, w.k, part.len(), &block, sums),
-                            5 => add::<5>(x, w.k, part.len(), &block, sums),
-                            _ => add::<6>(x, w.k, part.len(), &block, sums),
-                        }
-                    }
+                    tiles!(0..sums.len(), |row, M| {
+                        let x = x[(first + row) * w.k + start..].as_ptr();
+                        add::<M>(x, w.k, part.len(), &block, &mut sums[row..][..M]);
+                    });
                 }
             }
             let (columns, _) = panels::rows(p, w.n);
@@ -272,29 +265,14 @@ pub(super) unsafe fn run(x: &[f32], rows: Range<usize>, w: &Compact, panels: Ran
     }
     for p in panels {
         let (columns, _) = panels::rows(p, w.n);
-        let mut row = rows.start;
-        macro_rules! rows {
-            ($m:literal) => {{
-                // SAFETY: there are that many rows, and no other thread accesses their outputs.
-                unsafe {
-                    let x = x[row * w.k..].as_ptr();
-                    // The first use brings the panel.
-                    let sums = if row == rows.start { tile::<$m, true>(x, w, p) } else { tile::<$m, false>(x, w, p) };
-                    write(&sums, out, row, columns.clone());
-                }
-                row += $m;
-            }};
-        }
-        // Six rows are 24 sums, which with a column's weights, the table and the masks fill the 32 registers.
-        while row < rows.end {
-            match rows.end - row {
-                1 => rows!(1),
-                2 => rows!(2),
-                3 => rows!(3),
-                4 => rows!(4),
-                5 => rows!(5),
-                _ => rows!(6),
+        tiles!(rows.clone(), |row, M| {
+            // SAFETY: there are that many rows, and no other thread accesses their outputs.
+            unsafe {
+                let x = x[row * w.k..].as_ptr();
+                // The first use brings the panel.
+                let sums = if row == rows.start { tile::<M, true>(x, w, p) } else { tile::<M, false>(x, w, p) };
+                write(&sums, out, row, columns.clone());
             }
-        }
+        });
     }
 }

@@ -16,12 +16,6 @@ use crate::kernels::panels::{self, GROUP, PANEL};
 pub(super) const COLUMNS: usize = 2;
 /// Bytes of a step.
 pub(super) const STEP: usize = COLUMNS * PANEL + PANEL;
-/// Fewest weights that choose the codes, if the matrix has as many.
-const SAMPLE: usize = 1 << 16;
-/// The distance of those of a large matrix, or a little more.
-const FARTHEST: usize = 17;
-/// Columns that are packed at a time, so that their steps stay in the first cache.
-const BLOCK: usize = 128;
 /// Instead of a code, for a high byte that has none.
 const ESCAPE: u8 = 16;
 /// Of so many weights, one may be an escape: each costs about as much as a step.
@@ -64,16 +58,14 @@ impl Compact {
         if !k.is_multiple_of(COLUMNS) || panels::count(n) * (k / COLUMNS) * STEP >= plain {
             return None;
         }
-        let counts = high_bytes(parts, n, k);
+        let counts = high_bytes(parts);
         let mut order: Vec<u8> = (0..=u8::MAX).collect();
         order.sort_by_key(|high| std::cmp::Reverse(counts[usize::from(*high)]));
         let total = |highs: &[u8]| highs.iter().map(|high| counts[usize::from(*high)]).sum::<usize>();
         if total(&order[16..]) * RARE > total(&order) {
             return None;
         }
-        let packed = Self::coded(parts, k, std::array::from_fn(|code| order[code]));
-        let escapes: usize = packed.escapes.iter().map(|panel| panel.len()).sum();
-        (escapes * RARE <= n * k).then_some(packed)
+        Some(Self::coded(parts, k, std::array::from_fn(|code| order[code])))
     }
 
     /// Packs matrices with given codes.
@@ -131,40 +123,36 @@ impl Compact {
     }
 }
 
-/// How often each high byte occurs; of a large matrix (n, k), in a sample of all columns.
-fn high_bytes(parts: &[Rows<'_>], n: usize, k: usize) -> [usize; 256] {
-    let divides = |by: &usize| (2..=*by).any(|d| by.is_multiple_of(d) && k.is_multiple_of(d));
-    // Columns come in turn if the distance has no divisor in common with their number.
-    let least = (n * k / SAMPLE).clamp(1, FARTHEST);
-    let distance = (least..=least + k).find(|distance| !divides(distance)).unwrap_or(1);
-    let mut counts = [0; 256];
-    for part in parts {
-        for number in part.bytes.chunks_exact(2).step_by(distance) {
+/// How often each high byte occurs.
+fn high_bytes(parts: &[Rows<'_>]) -> [usize; 256] {
+    let chunks: Vec<&[u8]> = parts.iter().flat_map(|part| part.bytes.chunks(1 << 20)).collect();
+    let count = |bytes: &&[u8]| {
+        let mut counts = [0; 256];
+        for number in bytes.as_chunks::<2>().0 {
             counts[usize::from(number[1])] += 1;
         }
-    }
-    counts
+        counts
+    };
+    let counted: Vec<[usize; 256]> = chunks.par_iter().map(count).collect();
+    std::array::from_fn(|high| counted.iter().map(|counts| counts[high]).sum())
 }
 
 /// Writes a panel's steps, and returns its escapes. rows: a part and the row's first number there; codes: of each high byte,
 /// [`ESCAPE`] for those without one
 fn pack_panel(rows: &[(Rows<'_>, usize)], codes: &[u8; 256], out: &mut [u8]) -> Box<[Escape]> {
     let mut escapes = Vec::new();
-    for (first, out) in (0..).step_by(BLOCK).zip(out.chunks_mut(BLOCK / COLUMNS * STEP)) {
-        let (steps, _) = out.as_chunks_mut::<STEP>();
-        for (row, &(part, start)) in (0u8..).zip(rows) {
-            let place = place(usize::from(row));
-            let (pairs, _) = part.bytes[2 * (start + first)..].as_chunks::<{ 2 * COLUMNS }>();
-            for ((column, &[low0, high0, low1, high1]), step) in (first..).step_by(COLUMNS).zip(pairs).zip(&mut *steps)
-            {
-                let [code0, code1] = [high0, high1].map(|high| codes[usize::from(high)]);
-                step[place] = low0;
-                step[PANEL + place] = low1;
-                step[COLUMNS * PANEL + place] = code0 & 15 | code1 << 4;
-                for (column, code, high) in [(column, code0, high0), (column + 1, code1, high1)] {
-                    if code == ESCAPE {
-                        escapes.push(Escape { column: column as u32, row, high });
-                    }
+    let (steps, _) = out.as_chunks_mut::<STEP>();
+    for (row, &(part, start)) in (0u8..).zip(rows) {
+        let place = place(usize::from(row));
+        let (pairs, _) = part.bytes[2 * start..].as_chunks::<{ 2 * COLUMNS }>();
+        for ((column, &[low0, high0, low1, high1]), step) in (0u32..).step_by(COLUMNS).zip(pairs).zip(&mut *steps) {
+            let [code0, code1] = [high0, high1].map(|high| codes[usize::from(high)]);
+            step[place] = low0;
+            step[PANEL + place] = low1;
+            step[COLUMNS * PANEL + place] = code0 & 15 | code1 << 4;
+            for (column, code, high) in [(column, code0, high0), (column + 1, code1, high1)] {
+                if code == ESCAPE {
+                    escapes.push(Escape { column, row, high });
                 }
             }
         }
