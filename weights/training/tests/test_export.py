@@ -16,7 +16,8 @@ from safetensors.torch import load_file
 from tidegate_training import card, config, export, fixtures, sample
 from tidegate_training.__main__ import arguments
 from tidegate_training.data import EOT_ID, documents
-from tidegate_training.train import Trainer, parameters
+from tidegate_training.model import parameters
+from tidegate_training.train import Trainer
 
 # The keys that `tidegate-model` is given; it refuses any other.
 KEYS = """model_type architectures vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads head_dim

@@ -7,7 +7,7 @@ import shutil
 import pytest
 import torch
 
-from tidegate_training import card, export
+from tidegate_training import card, config, export
 from tidegate_training.__main__ import main
 from tidegate_training.train import Trainer
 
@@ -63,6 +63,15 @@ def test_a_configuration_without_texts(refused, toml, tmp_path, folder):
     line = refused("prepare", toml('[data]\ntrain = ["train.txt"]\nrepeat = [1, 2]\n'), "--texts", folder, "--data", tmp_path / "data")
     assert "data.repeat: must have an entry for each of the 1 texts" in line
     assert not (tmp_path / "data").exists()
+
+
+def test_weights_to_start_from_that_do_not_fit(refused, toml, tmp_path, folder):
+    words = ("train", toml(), "--data", folder, "--out", tmp_path / "run", "--from")
+    assert "config.json" in refused(*words, tmp_path / "nowhere")
+    Trainer(config.load(toml()), folder, tmp_path / "other", "cpu").run(until=1)
+    export.export_run(tmp_path / "other", folder, tmp_path / "model", "f32")
+    assert "has another model.num_hidden_layers (1, now 2)" in refused(*words, tmp_path / "model", "--set", "model.num_hidden_layers=2")
+    assert not (tmp_path / "run").exists()
 
 
 def test_texts_that_are_missing_empty_or_not_utf_8(refused, toml, tmp_path):

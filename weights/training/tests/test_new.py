@@ -10,8 +10,7 @@ from common import story
 from tidegate_training import config, export, new
 from tidegate_training.__main__ import main
 from tidegate_training.config import DataConfig, RunConfig, TrainConfig
-from tidegate_training.model import Decoder
-from tidegate_training.train import parameters
+from tidegate_training.model import Decoder, parameters
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "sonnets.txt"
 

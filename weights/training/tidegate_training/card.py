@@ -12,9 +12,8 @@ from pathlib import Path
 from . import config
 from .config import ModelConfig, RunConfig
 from .files import read_text
-from .model import Decoder
+from .model import Decoder, parameters
 from .sample import TEMPERATURE, TOP_P
-from .train import parameters
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 

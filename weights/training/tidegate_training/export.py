@@ -25,9 +25,8 @@ from .config import ModelConfig, RunConfig
 from .data import EOT, EOT_ID, documents, encode
 from .evaluate import stream_loss
 from .files import need, read_json, read_state, read_tokenizer
-from .model import Decoder
+from .model import Decoder, parameters
 from .seq2seq import Seq2Seq, Seq2SeqConfig
-from .train import parameters
 
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 # Small tensors that rounding affects most: a gate's half-life, the weight of far tokens, and the argument of sine and cosine.

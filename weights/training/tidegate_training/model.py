@@ -112,3 +112,8 @@ class Decoder(nn.Module):
             return logits.float(), None if state is None else new
         loss = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="sum")
         return loss, None if state is None else new
+
+
+def parameters(model: nn.Module) -> int:
+    """The number of trained parameters, without the fixed random matrices."""
+    return sum(p.numel() for p in model.parameters())

@@ -24,8 +24,8 @@ from .config import DataConfig, ModelConfig, RunConfig, TrainConfig
 from .data import prepare_run
 from .export import Written, check_free, export_run
 from .files import read_text
-from .model import Decoder
-from .train import Trainer, parameters, usable
+from .model import Decoder, parameters
+from .train import Trainer, usable
 
 # Layers, width, heads, their size, and the width of SwiGLU; the fifth is the shipped model's shape.
 SHAPES = ((2, 64, 2, 32, 192), (3, 96, 3, 32, 256), (4, 128, 4, 32, 352), (4, 192, 3, 64, 512), (6, 256, 4, 64, 704),

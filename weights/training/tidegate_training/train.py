@@ -18,6 +18,7 @@ from . import optim
 from .config import ModelConfig, RunConfig, TrainConfig, build
 from .data import Lanes, fingerprint, positions
 from .evaluate import stream_loss
+from .export import load_folder
 from .features import draw_matrices
 from .files import need, read_json, read_state, read_tokenizer
 from .model import Decoder
@@ -27,11 +28,6 @@ from .processes import Processes
 
 class Diverged(RuntimeError):
     """The loss is NaN, infinite, or twice the first one."""
-
-
-def parameters(model: Decoder) -> int:
-    """The number of trained parameters, without the fixed random matrices."""
-    return sum(p.numel() for p in model.parameters())
 
 
 # Pieces of a validation text that are read side by side.
@@ -102,8 +98,6 @@ class Trainer:
 
     def read_start(self, start: Path) -> dict[str, torch.Tensor]:
         """The folder's weights, as f32; ValueError if the model or its vocabulary is another one."""
-        from .export import load_folder  # which imports this module
-
         found = load_folder(start)[0]
         if not isinstance(found, Decoder):
             raise ValueError(f"--from {start}: must be a decoder's folder, found an encoder-decoder's")

@@ -16,7 +16,8 @@ from tidegate_experiments.__main__ import main
 from tidegate_experiments.compare import CompareConfig, CompareRun, block_loss
 from tidegate_training import data, export
 from tidegate_training.evaluate import stream_loss
-from tidegate_training.train import Trainer, parameters
+from tidegate_training.model import parameters
+from tidegate_training.train import Trainer
 
 TOML = """
 [model]

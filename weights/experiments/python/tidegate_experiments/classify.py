@@ -20,7 +20,8 @@ import torch
 from tqdm import tqdm
 
 from tidegate_training import config, optim
-from tidegate_training.train import Diverged, parameters
+from tidegate_training.model import parameters
+from tidegate_training.train import Diverged
 
 from . import compare, listops
 from .encoder import Encoder, EncoderConfig

@@ -24,8 +24,8 @@ from tidegate_training.config import RunConfig
 from tidegate_training.data import EOT_ID, Lanes, fingerprint, positions
 from tidegate_training.evaluate import Score, score, stream_loss
 from tidegate_training.export import write_folder
-from tidegate_training.model import Decoder
-from tidegate_training.train import Diverged, Trainer, parameters
+from tidegate_training.model import Decoder, parameters
+from tidegate_training.train import Diverged, Trainer
 
 UNITS = ("nats per character", "bits per byte")
 

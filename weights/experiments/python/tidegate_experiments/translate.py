@@ -25,8 +25,9 @@ from tqdm import tqdm
 from tidegate_training import config, optim
 from tidegate_training.data import EOT_ID
 from tidegate_training.export import write_folder
+from tidegate_training.model import parameters
 from tidegate_training.seq2seq import Seq2Seq, Seq2SeqConfig
-from tidegate_training.train import Diverged, parameters
+from tidegate_training.train import Diverged
 
 from . import compare, pairs
 from .pairs import Pairs, PairsConfig
