@@ -16,6 +16,8 @@ use crate::kernels::panels::{self, GROUP, PANEL};
 pub(super) const COLUMNS: usize = 2;
 /// Bytes of a step.
 pub(super) const STEP: usize = COLUMNS * PANEL + PANEL;
+/// Columns that are packed at a time, so that their steps stay in the first cache.
+const BLOCK: usize = 64;
 /// Instead of a code, for a high byte that has none.
 const ESCAPE: u8 = 16;
 /// Of so many weights, one may be an escape: each costs about as much as a step.
@@ -141,18 +143,21 @@ fn high_bytes(parts: &[Rows<'_>]) -> [usize; 256] {
 /// [`ESCAPE`] for those without one
 fn pack_panel(rows: &[(Rows<'_>, usize)], codes: &[u8; 256], out: &mut [u8]) -> Box<[Escape]> {
     let mut escapes = Vec::new();
-    let (steps, _) = out.as_chunks_mut::<STEP>();
-    for (row, &(part, start)) in (0u8..).zip(rows) {
-        let place = place(usize::from(row));
-        let (pairs, _) = part.bytes[2 * start..].as_chunks::<{ 2 * COLUMNS }>();
-        for ((column, &[low0, high0, low1, high1]), step) in (0u32..).step_by(COLUMNS).zip(pairs).zip(&mut *steps) {
-            let [code0, code1] = [high0, high1].map(|high| codes[usize::from(high)]);
-            step[place] = low0;
-            step[PANEL + place] = low1;
-            step[COLUMNS * PANEL + place] = code0 & 15 | code1 << 4;
-            for (column, code, high) in [(column, code0, high0), (column + 1, code1, high1)] {
-                if code == ESCAPE {
-                    escapes.push(Escape { column, row, high });
+    for (first, out) in (0..).step_by(BLOCK).zip(out.chunks_mut(BLOCK / COLUMNS * STEP)) {
+        let (steps, _) = out.as_chunks_mut::<STEP>();
+        for (row, &(part, start)) in (0u8..).zip(rows) {
+            let place = place(usize::from(row));
+            let (pairs, _) = part.bytes[2 * (start + first)..].as_chunks::<{ 2 * COLUMNS }>();
+            for (i, (&[low0, high0, low1, high1], step)) in pairs.iter().zip(&mut *steps).enumerate() {
+                let [code0, code1] = [high0, high1].map(|high| codes[usize::from(high)]);
+                step[place] = low0;
+                step[PANEL + place] = low1;
+                step[COLUMNS * PANEL + place] = code0 & 15 | code1 << 4;
+                if (code0 | code1) & ESCAPE != 0 {
+                    let column = (first + i * COLUMNS) as u32;
+                    let both = [(column, code0, high0), (column + 1, code1, high1)];
+                    let without = both.into_iter().filter(|(_, code, _)| *code == ESCAPE);
+                    escapes.extend(without.map(|(column, _, high)| Escape { column, row, high }));
                 }
             }
         }
