@@ -8,6 +8,8 @@ import torch
 
 from .config import TrainConfig
 from .model import Decoder
+from .muon import Muon
+from .processes import Processes
 
 
 def schedule(step: int, cfg: TrainConfig, decay: str = "cosine") -> float:
@@ -19,7 +21,7 @@ def schedule(step: int, cfg: TrainConfig, decay: str = "cosine") -> float:
     return cfg.min_lr_ratio + (1 - cfg.min_lr_ratio) * left
 
 
-def build(model: Decoder, cfg: TrainConfig) -> list[torch.optim.Optimizer]:
+def build(model: Decoder, cfg: TrainConfig, processes: Processes | None = None) -> list[torch.optim.Optimizer]:
     """Weight decay on matrices only: no decay on norms, gate biases, sigma and convolutions."""
     hidden, matrices, rest = [], [], []
     for name, p in model.named_parameters():
@@ -36,7 +38,7 @@ def build(model: Decoder, cfg: TrainConfig) -> list[torch.optim.Optimizer]:
     elif cfg.optimizer == "muon":
         groups = [{"params": matrices, "weight_decay": cfg.weight_decay}, {"params": rest, "weight_decay": 0.0}]
         optims = [
-            torch.optim.Muon(hidden, lr=cfg.muon_lr, weight_decay=cfg.weight_decay, adjust_lr_fn="original"),
+            Muon(hidden, lr=cfg.muon_lr, weight_decay=cfg.weight_decay, processes=processes),
             torch.optim.AdamW(groups, lr=cfg.lr, betas=betas),
         ]
     else:

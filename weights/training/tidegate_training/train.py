@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from . import optim
+from . import memory, optim
 from .config import ModelConfig, RunConfig, TrainConfig, build
 from .data import Lanes, fingerprint, positions
 from .evaluate import stream_loss
@@ -58,6 +58,8 @@ class Trainer:
     def __init__(self, cfg: RunConfig, data: Path, out: Path, device: str, start: Path | None = None):
         """start: a checkpoint folder whose weights a new run starts from; a resumed run has its own"""
         self.cfg, self.data, self.out, self.device = cfg, data, out, usable(device)
+        if device == "cpu":
+            memory.keep()
         self.processes = Processes()
         self.rows = self.processes.share(cfg.train.lanes)
         self.check_data()
@@ -72,7 +74,7 @@ class Trainer:
         if weights is not None:
             self.model.load_state_dict(weights)
         self.model.to(device)
-        self.optimizers = optim.build(self.model, cfg.train)
+        self.optimizers = optim.build(self.model, cfg.train, self.processes)
         self.fingerprint = fingerprint(data)
         self.state = self.model.new_state(self.rows.stop - self.rows.start, device)
         self.step = 0

@@ -1,0 +1,56 @@
+"""Muon (Jordan et al., 2024): momentum whose matrix is replaced by the nearest one with equal singular values.
+
+PyTorch has the same optimiser, but it multiplies in bf16, which most CPUs do at half the speed of f32, and all processes of
+a run would repeat all of its work. Here each process orthogonalises its share of the matrices.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from .processes import Processes
+
+# Coefficients and number of the Newton-Schulz steps, from https://kellerjordan.github.io/posts/muon/. They raise small
+# singular values fast, and leave all of them between about 0.7 and 1.2 rather than at 1.
+QUINTIC, STEPS = (3.4445, -4.7750, 2.0315), 5
+
+
+def orthogonalise(g: Tensor) -> Tensor:
+    """About U V^T for g = U S V^T. g: (rows, columns) -> the same shape and type."""
+    a, b, c = QUINTIC
+    x = g.bfloat16() if g.is_cuda else g.float()
+    x = x.T if g.shape[0] > g.shape[1] else x
+    x = x / x.norm().clamp_min(1e-7)  # the iteration needs singular values of at most 1
+    for _ in range(STEPS):
+        s = x @ x.T
+        x = torch.addmm(x, torch.addmm(s, s, s, beta=b, alpha=c), x, beta=a)
+    return (x.T if g.shape[0] > g.shape[1] else x).to(g.dtype)
+
+
+class Muon(torch.optim.Optimizer):
+    """Nesterov momentum, orthogonalised; tall matrices take longer steps; weight decay apart from the gradient."""
+
+    def __init__(self, params: list[Tensor], lr: float, weight_decay: float, momentum: float = 0.95,
+                 processes: Processes | None = None):
+        """params: matrices; every process has the same ones, and the same gradients"""
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
+        self.processes = processes or Processes()
+
+    @torch.no_grad()
+    def step(self, closure=None) -> None:
+        p = self.processes
+        for group in self.param_groups:
+            params = [x for x in group["params"] if x.grad is not None]
+            updates = []
+            for i, x in enumerate(params):
+                m = self.state[x].setdefault("momentum_buffer", torch.zeros_like(x))
+                m.lerp_(x.grad, 1 - group["momentum"])
+                mine = i % p.size == p.rank
+                updates.append(orthogonalise(x.grad.lerp(m, group["momentum"])) if mine else torch.zeros_like(x))
+            p.add(updates)  # of each update, all processes but one have zeros
+            for x, update in zip(params, updates):
+                x.mul_(1 - group["lr"] * group["weight_decay"])
+                x.sub_(update, alpha=group["lr"] * math.sqrt(max(1.0, x.shape[0] / x.shape[1])))
