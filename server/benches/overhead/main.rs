@@ -1,10 +1,11 @@
 //! The cost of HTTP: tokens per second of 32 streams through HTTP and server-sent events over loopback, compared with
 //! the engine alone, alternating, with the same requests on the same engine in the same process.
 //!
-//! `cargo bench -p tidegate-server --bench overhead -- [--streams N] [--tokens N] [--rounds N]`. The clients run on the
-//! same cores, so the figure includes their cost. Neither side keeps prefixes.
+//! `cargo bench -p tidegate-server --bench overhead -- [--model FOLDER] [--streams N] [--tokens N] [--rounds N]`; without a
+//! folder, of the shipped model. The clients run on the same cores, so the figure includes their cost. Neither side keeps
+//! prefixes.
 
-use std::path::Path;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
@@ -22,8 +23,8 @@ const PROMPT: &str = "Once upon a time";
 /// Lowest acceptable share of the engine's speed.
 const TARGET: f64 = 0.95;
 
-#[derive(Clone, Copy)]
 struct Size {
+    model: PathBuf,
     streams: usize,
     tokens: usize,
     rounds: usize,
@@ -31,10 +32,15 @@ struct Size {
 
 impl Size {
     fn read() -> Self {
-        let mut size = Self { streams: 32, tokens: 256, rounds: 15 };
+        let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../weights/checkpoints/tidegate-tiny").into();
+        let mut size = Self { model, streams: 32, tokens: 256, rounds: 15 };
         let mut args = std::env::args().skip(1);
         while let Some(flag) = args.next() {
             let place = match flag.as_str() {
+                "--model" => {
+                    size.model = args.next().expect("a folder after the flag").into();
+                    continue;
+                }
                 "--streams" => &mut size.streams,
                 "--tokens" => &mut size.tokens,
                 "--rounds" => &mut size.rounds,
@@ -98,7 +104,7 @@ async fn stream(mut connection: TcpStream, tokens: usize, seed: usize) -> (usize
 }
 
 fn requests(
-    size: Size,
+    size: &Size,
     prompt: &[u32],
     sampling: &SamplingParams,
     limits: &tidegate_server::engine::Limits,
@@ -133,9 +139,8 @@ fn load() -> String {
 #[tokio::main]
 async fn main() {
     let size = Size::read();
-    let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../weights/checkpoints/tidegate-tiny"));
     let options = OpenOptions { slots: size.streams, prefix_bytes: 0, ..OpenOptions::default() };
-    let (served, _thread) = open(folder, &options).expect("the checkpoint can be served");
+    let (served, _thread) = open(&size.model, &options).expect("the checkpoint can be served");
     let (engine, limits, sampling) = (served.engine.clone(), served.limits, served.sampling.clone());
     let prompt = served.tokenizer.encode(PROMPT).expect("the prompt can be encoded");
     let state = AppState::new(ApiOptions::default());
@@ -157,7 +162,7 @@ async fn main() {
     // The first round warms up.
     for round in 0..=size.rounds {
         let began = processor();
-        let requests = requests(size, &prompt, &sampling, &limits);
+        let requests = requests(&size, &prompt, &sampling, &limits);
         let clock = Instant::now();
         let tokens = engine_alone(&engine, requests).await;
         let engine_rate = rate(tokens, clock.elapsed());
