@@ -118,6 +118,24 @@ pub trait LanguageModel: Send {
     /// The device failed.
     fn prefill(&mut self, ids: &[u32], slot: usize) -> Result<(), ModelError>;
 
+    /// Whether [`Self::prefill_logits`] takes no more than [`Self::prefill`] of the same tokens and the head.
+    fn scores_chunks(&self) -> bool {
+        false
+    }
+
+    /// Reads `ids` (at least one) into a slot, and replaces `logits` by those after the last of them: (vocab), of the bits
+    /// of [`Self::decode`].
+    ///
+    /// # Errors
+    /// The device failed.
+    fn prefill_logits(&mut self, ids: &[u32], slot: usize, logits: &mut Vec<f32>) -> Result<(), ModelError> {
+        let (before, last) = ids.split_at(ids.len().saturating_sub(1));
+        if !before.is_empty() {
+            self.prefill(before, slot)?;
+        }
+        self.decode(last, &[slot], logits)
+    }
+
     /// Reads one token into each of `slots`, which are distinct and ascend. Replaces `logits` by (rows, vocab), row by
     /// row; the caller keeps the buffer from step to step to reuse its memory.
     ///

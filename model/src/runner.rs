@@ -68,6 +68,11 @@ pub trait Backend: Send {
         Err(ModelError::NoEncoder)
     }
 
+    /// As [`LanguageModel::scores_chunks`].
+    fn scores_chunks(&self) -> bool {
+        false
+    }
+
     /// Reads the tokens of one conversation (at least one), and replaces `logits` by those after the last: (vocab).
     ///
     /// # Errors
@@ -224,6 +229,14 @@ impl<B: Backend> LanguageModel for ModelRunner<B> {
 
     fn prefill(&mut self, ids: &[u32], slot: usize) -> Result<()> {
         self.decoder.prefill(ids, &mut self.pool, slot)
+    }
+
+    fn scores_chunks(&self) -> bool {
+        self.decoder.scores_chunks()
+    }
+
+    fn prefill_logits(&mut self, ids: &[u32], slot: usize, logits: &mut Vec<f32>) -> Result<()> {
+        self.decoder.prefill_logits(ids, &mut self.pool, slot, logits)
     }
 
     fn decode(&mut self, ids: &[u32], slots: &[usize], logits: &mut Vec<f32>) -> Result<()> {

@@ -37,9 +37,12 @@ impl Backend for Decoder {
         Decoder::read_source(self, ids, pool, slot)
     }
 
+    fn scores_chunks(&self) -> bool {
+        true
+    }
+
     fn prefill_logits(&self, ids: &[u32], pool: &mut StatePool, slot: usize, logits: &mut Vec<f32>) -> Result<()> {
-        *logits = Decoder::prefill_logits(self, ids, pool, slot)?;
-        Ok(())
+        Decoder::prefill_logits_into(self, ids, pool, slot, logits)
     }
 
     fn decode_into(&self, ids: &[u32], pool: &mut StatePool, slots: &[usize], logits: &mut Vec<f32>) -> Result<()> {

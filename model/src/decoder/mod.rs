@@ -146,10 +146,16 @@ impl Decoder {
     /// # Errors
     /// As for [`Self::forward`].
     pub fn prefill_logits(&self, ids: &[u32], pool: &mut StatePool, slot: usize) -> Result<Vec<f32>> {
-        let last = self.read(ids, pool, slot)?;
         let mut logits = Vec::new();
-        self.logits(pool, 1, last - 1..last, &mut logits);
+        self.prefill_logits_into(ids, pool, slot, &mut logits)?;
         Ok(logits)
+    }
+
+    /// [`Self::prefill_logits`] into a buffer that the caller keeps.
+    fn prefill_logits_into(&self, ids: &[u32], pool: &mut StatePool, slot: usize, logits: &mut Vec<f32>) -> Result<()> {
+        let last = self.read(ids, pool, slot)?;
+        self.logits(pool, 1, last - 1..last, logits);
+        Ok(())
     }
 
     /// Reads some tokens of one conversation without computing logits.

@@ -260,8 +260,11 @@ impl<M: LanguageModel> Worker<M> {
     fn read_one_chunk(&mut self) {
         let Some(slot) = self.scheduler.next_prefill() else { return };
         let Some(sequence) = self.scheduler.sequence(slot) else { return };
-        let mut left =
-            self.shares.chunk_limit(sequence.client.tenant).min(sequence.next_chunk(self.model.longest_chunk()));
+        let limit = self.shares.chunk_limit(sequence.client.tenant);
+        if self.can_go_on_after_forced(sequence, limit) {
+            return self.go_on_after_forced(slot);
+        }
+        let mut left = limit.min(sequence.next_chunk(self.model.longest_chunk()));
         while left > 0 {
             let Some(length) = self.read_piece(slot, left.min(self.shares.piece())) else { return };
             left = left.saturating_sub(length);

@@ -13,7 +13,7 @@ use super::generation::Choice;
 use super::guide::Guide;
 use super::row_drafts::RowDrafts;
 use super::scheduler::Scheduler;
-use super::sequence::Sequence;
+use super::sequence::{Phase, Sequence};
 use super::shares::{Row, Shares};
 use super::text_rules::TextRules;
 
@@ -117,6 +117,33 @@ impl Step {
             return Ok(());
         }
         Err(ModelError::other(format!("the model must return {expected} logits, it returned {found}")))
+    }
+
+    /// Lets the model read the tokens that a grammar has forced in a sequence and the pending one, all in a pass for that
+    /// sequence alone. Returns how many they are, and the logits of the token after them: (vocab).
+    ///
+    /// # Errors
+    /// The model failed, or returned a wrong number of logits.
+    pub(super) fn read_forced<M: LanguageModel>(
+        &mut self,
+        model: &mut M,
+        sequence: &mut Sequence,
+        slot: usize,
+    ) -> Result<(usize, &mut [f32]), ModelError> {
+        let Self { logits, .. } = self;
+        let Sequence { unread, generation, phase, .. } = sequence;
+        let Phase::ReadForced { pending } = *phase else { return Err(ModelError::other("no token is forced")) };
+        let forced = unread.len();
+        unread.push(pending);
+        let read = compute_masks_during(generation.guide.iter_mut(), || model.prefill_logits(unread, slot, logits));
+        unread.truncate(forced);
+        read?;
+        let (expected, found) = (model.vocab_size(), logits.len());
+        if found != expected {
+            return Err(ModelError::other(format!("the model must return {expected} logits, it returned {found}")));
+        }
+        sequence.forced_were_read(forced);
+        Ok((forced + 1, logits))
     }
 
     /// After [`Self::verify`]: each row's slot, tokens, and logits (tokens, vocab).

@@ -35,6 +35,7 @@ pub(crate) struct Fake {
     states: Vec<Option<u32>>,
     calls: Arc<Calls>,
     step: Duration,
+    scores_chunks: bool,
 }
 
 /// Token `n` is byte `n`, and 255 ends a text.
@@ -46,7 +47,13 @@ pub(crate) fn rules() -> TextRules {
 
 impl Fake {
     pub(crate) fn new(slots: usize) -> Self {
-        Self { states: vec![None; slots], calls: Arc::default(), step: Duration::ZERO }
+        Self { states: vec![None; slots], calls: Arc::default(), step: Duration::ZERO, scores_chunks: false }
+    }
+
+    /// Gives logits after chunks.
+    pub(crate) fn scores_chunks(mut self) -> Self {
+        self.scores_chunks = true;
+        self
     }
 
     pub(crate) fn step(mut self, step: Duration) -> Self {
@@ -85,6 +92,17 @@ impl LanguageModel for Fake {
         assert!(!ids.contains(&POISON), "scripted panic");
         self.calls.chunks.lock().unwrap().push(ids.len());
         self.states[slot] = ids.last().copied();
+        Ok(())
+    }
+
+    fn scores_chunks(&self) -> bool {
+        self.scores_chunks
+    }
+
+    fn prefill_logits(&mut self, ids: &[u32], slot: usize, logits: &mut Vec<f32>) -> Result<(), ModelError> {
+        self.prefill(ids, slot)?;
+        logits.clear();
+        logits.extend(Self::logits(*ids.last().unwrap()));
         Ok(())
     }
 

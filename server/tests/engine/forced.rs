@@ -90,8 +90,7 @@ fn a_text_with_forced_tokens_is_the_one_that_sampling_gives() {
 }
 
 /// The steps and the chunks of a text of `script` after the prompt 1.
-fn passes(slots: usize, logprobs: Option<usize>) -> (usize, Vec<usize>) {
-    let fake = Fake::new(slots);
+fn passes(fake: Fake, logprobs: Option<usize>) -> (usize, Vec<usize>) {
     let calls = fake.calls();
     let (engine, _thread) = start(fake);
     let (steps, chunks) = (calls.steps.load(SeqCst), calls.chunks.lock().unwrap().len());
@@ -105,14 +104,16 @@ fn passes(slots: usize, logprobs: Option<usize>) -> (usize, Vec<usize>) {
 #[test]
 fn forced_tokens_take_no_steps_and_are_read_in_one_chunk() {
     // 1 gives 9, and 10 to 12 are known; 12 gives 13, which gives 20, and the end is known.
-    assert_eq!(passes(1, None), (3, vec![3]));
+    assert_eq!(passes(Fake::new(1), None), (3, vec![3]));
+    // The chunk reads 12 too, and gives 13.
+    assert_eq!(passes(Fake::new(1).scores_chunks(), None), (2, vec![4]));
     // Each token needs its step where its log probability is wanted.
-    assert_eq!(passes(1, Some(0)), (8, vec![]));
+    assert_eq!(passes(Fake::new(1).scores_chunks(), Some(0)), (8, vec![]));
 }
 
 #[test]
 fn no_more_tokens_are_taken_than_the_text_may_have() {
-    let (engine, _thread) = start(Fake::new(1));
+    let (engine, _thread) = start(Fake::new(1).scores_chunks());
     let text: Vec<Vec<u32>> = (0..200).map(|step| vec![2 + step]).collect();
     for max_tokens in [1, 2, 3, 63, 64, 65, 66, 67, 130, 199, 200] {
         let steps: Vec<&[u32]> = text.iter().map(Vec::as_slice).collect();
