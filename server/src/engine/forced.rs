@@ -1,17 +1,12 @@
-//! Tokens that a grammar forces: they are taken without a decode step, and read afterwards, all in a chunk with the token
-//! after them, or one in each step. The text is that of sampling, which could choose no other tokens.
-
-use std::sync::atomic::Ordering::Relaxed;
-use std::time::Instant;
+//! Tokens that a grammar forces: they are taken without a decode step, and read afterwards, all in a chunk or one in each
+//! step. The text is that of sampling, which could choose no other tokens.
 
 use tidegate_model::{LanguageModel, ModelError};
 
-use super::error::{SequenceError, catch_panic};
+use super::error::SequenceError;
 use super::output::TextBuffers;
 use super::sequence::{Accepted, Phase, Sequence};
-use super::stats::add;
 use super::text_rules::TextRules;
-use super::worker::Worker;
 
 /// Most tokens that are taken at once. The end of a text may have to read them before the engine does anything else.
 const MOST: usize = 64;
@@ -71,43 +66,5 @@ impl Sequence {
         {
             self.phase = Phase::Decode { pending: Some(pending) };
         }
-    }
-}
-
-impl<M: LanguageModel> Worker<M> {
-    /// Whether the chunk of a sequence may end with its pending token, of at most `limit` tokens: the logits after it choose
-    /// the next token, which saves a step.
-    pub(super) fn can_go_on_after_forced(&self, sequence: &Sequence, limit: usize) -> bool {
-        let limit = limit.min(self.model.longest_chunk());
-        matches!(sequence.phase, Phase::ReadForced { .. })
-            && sequence.unread.len() < limit
-            && !sequence.client.events.is_full()
-            && self.model.scores_chunks()
-    }
-
-    /// Reads the tokens that a grammar has forced and the pending one in one pass of the model, and chooses the next token.
-    pub(super) fn go_on_after_forced(&mut self, slot: usize) {
-        let began = Instant::now();
-        let Self { model, scheduler, step, rules, .. } = self;
-        let Some(sequence) = scheduler.sequence_mut(slot) else { return };
-        let tenant = sequence.client.tenant;
-        let outcome = catch_panic(|| {
-            let (read, logits) = step.read_forced(model, sequence, slot)?;
-            Ok::<_, SequenceError>((read, sequence.generation.sample(logits, &rules.eos)))
-        });
-        self.shared.heartbeat.beat();
-        let (read, choice) = match outcome {
-            Ok(outcome) => outcome,
-            Err(error) => return self.fail(slot, &error),
-        };
-        self.shares.use_chunk(tenant, read);
-        self.costs.read(read, began.elapsed());
-        let counters = &self.shared.counters;
-        add(&counters.passes, 1);
-        let passes = counters.passes.load(Relaxed);
-        self.scheduler.stepped(slot, passes, read);
-        // Before the next token, after which a grammar may force others.
-        self.scheduler.last_chunk_was_read(slot);
-        self.accept(slot, choice);
     }
 }

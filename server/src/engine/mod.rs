@@ -7,6 +7,7 @@
 //! Where the rows of a step are few, they may read drafts besides (`speculation`): tokens that are kept if the request's
 //! sampler chooses them.
 
+mod chunks;
 mod constraint;
 mod drafter;
 mod error;

@@ -45,7 +45,7 @@ impl Sequence {
     }
 
     /// Notes that the state has `count` more tokens of the input, from token `next` on.
-    fn advance(&mut self, next: usize, count: usize) {
+    pub(super) fn advance(&mut self, next: usize, count: usize) {
         self.position.advance(&self.prompt.input[next..next + count]);
         self.prompt.computed = true;
         self.phase = self.reading_from(next + count);
@@ -69,8 +69,23 @@ impl Sequence {
 
     /// Whether a snapshot is needed after the prompt: by the client, or by requests with the same prompt.
     pub(super) fn wants_prompt_end(&self) -> bool {
-        let others = self.prompt.shared.as_ref().is_some_and(SharedPrompt::has_others);
-        self.prompt.computed && (self.snapshots.prompt || others)
+        self.prompt.computed && self.shares_prompt_end()
+    }
+
+    fn shares_prompt_end(&self) -> bool {
+        self.snapshots.prompt || self.prompt.shared.as_ref().is_some_and(SharedPrompt::has_others)
+    }
+
+    /// How many tokens are known and not in the state, if one pass may read them all and choose the next one: nobody needs the
+    /// state before the last of them, and the reader is not too far behind.
+    pub(super) fn known_to_the_end(&self) -> Option<usize> {
+        match self.phase {
+            Phase::ReadForced { .. } if !self.client.events.is_full() => Some(self.unread.len() + 1),
+            Phase::Prefill { next } if self.generation.wants_tokens() && !self.shares_prompt_end() => {
+                Some(self.prompt.input.len() - next)
+            }
+            _ => None,
+        }
     }
 
     /// Passes the snapshot after the prompt to those who need it.

@@ -19,7 +19,7 @@ use super::pass_costs::{CostSource, PassCosts};
 use super::queue::{Lifecycle, RequestQueue};
 use super::row_drafts::RowDrafts;
 use super::scheduler::Scheduler;
-use super::sequence::{Phase, Sequence};
+use super::sequence::Sequence;
 use super::shares::Shares;
 use super::stats::{Counters, add};
 use super::step::Step;
@@ -254,65 +254,6 @@ impl<M: LanguageModel> Worker<M> {
                 self.continue_after(slot, Purpose::Start, reset.map(|()| Transfer::Done(Vec::new())));
             }
         }
-    }
-
-    /// Reads one chunk of one prompt, in pieces if that costs little: it ends early if a request waits that may have a slot.
-    fn read_one_chunk(&mut self) {
-        let Some(slot) = self.scheduler.next_prefill() else { return };
-        let Some(sequence) = self.scheduler.sequence(slot) else { return };
-        let limit = self.shares.chunk_limit(sequence.client.tenant);
-        if self.can_go_on_after_forced(sequence, limit) {
-            return self.go_on_after_forced(slot);
-        }
-        let mut left = limit.min(sequence.next_chunk(self.model.longest_chunk()));
-        while left > 0 {
-            let Some(length) = self.read_piece(slot, left.min(self.shares.piece())) else { return };
-            left = left.saturating_sub(length);
-            let Scheduler { usage, .. } = &self.scheduler;
-            if left > 0 && self.shared.queue.has_next(self.scheduler.room(), usage) {
-                break;
-            }
-        }
-        self.scheduler.chunk_was_read(slot);
-    }
-
-    /// Reads at most `limit` tokens of a prompt or of what a grammar has forced, or a source, and returns how many; `None`
-    /// if that was the end of it or of the request. The prompt's last token, or after a source the text's first, is left
-    /// for the decode step, which samples the next one.
-    fn read_piece(&mut self, slot: usize, limit: usize) -> Option<usize> {
-        let sequence = self.scheduler.sequence_mut(slot)?;
-        let (model, tenant, began) = (&mut self.model, sequence.client.tenant, Instant::now());
-        let (is_source, is_prompt) = (sequence.phase == Phase::ReadSource, !sequence.has_read_prompt());
-        if is_source {
-            self.shared.heartbeat.pause();
-        }
-        let outcome = catch_panic(|| sequence.read_chunk(model, slot, limit));
-        // The next step has a time limit of its own.
-        self.shared.heartbeat.beat();
-        let length = match outcome {
-            Ok(length) => length,
-            Err(error) => {
-                self.fail(slot, &error);
-                return None;
-            }
-        };
-        let last = matches!(sequence.phase, Phase::Decode { .. });
-        self.shares.use_chunk(tenant, length);
-        if !is_source {
-            self.costs.read(length, began.elapsed());
-        }
-        add(&self.shared.counters.passes, 1);
-        self.scheduler.count(slot, length);
-        if is_prompt {
-            add(&self.shared.counters.prompt_tokens, length);
-        }
-        if last {
-            self.scheduler.last_chunk_was_read(slot);
-        }
-        if last && is_prompt {
-            self.prompt_was_read(slot);
-        }
-        (!last).then_some(length)
     }
 
     /// Makes one decode step of the running rows whose turn it is.

@@ -119,31 +119,43 @@ impl Step {
         Err(ModelError::other(format!("the model must return {expected} logits, it returned {found}")))
     }
 
-    /// Lets the model read the tokens that a grammar has forced in a sequence and the pending one, all in a pass for that
-    /// sequence alone. Returns how many they are, and the logits of the token after them: (vocab).
+    /// Lets the model read what is known of a sequence and not in the state, in a pass for that sequence alone. Returns how
+    /// many tokens these are, and the logits that choose the next one: (vocab).
     ///
     /// # Errors
     /// The model failed, or returned a wrong number of logits.
-    pub(super) fn read_forced<M: LanguageModel>(
+    pub(super) fn read_to_the_end<M: LanguageModel>(
         &mut self,
         model: &mut M,
         sequence: &mut Sequence,
         slot: usize,
     ) -> Result<(usize, &mut [f32]), ModelError> {
         let Self { logits, .. } = self;
-        let Sequence { unread, generation, phase, .. } = sequence;
-        let Phase::ReadForced { pending } = *phase else { return Err(ModelError::other("no token is forced")) };
-        let forced = unread.len();
-        unread.push(pending);
-        let read = compute_masks_during(generation.guide.iter_mut(), || model.prefill_logits(unread, slot, logits));
-        unread.truncate(forced);
-        read?;
+        let Sequence { phase, prompt, unread, generation, .. } = sequence;
+        let ids = match *phase {
+            Phase::Prefill { next } => &prompt.input[next..],
+            Phase::ReadForced { pending } => {
+                unread.push(pending);
+                &unread[..]
+            }
+            _ => return Err(ModelError::other("a sequence has nothing to read in a chunk")),
+        };
+        let read = ids.len();
+        let outcome = compute_masks_during(generation.guide.iter_mut(), || model.prefill_logits(ids, slot, logits));
+        if matches!(phase, Phase::ReadForced { .. }) {
+            unread.pop();
+        }
+        outcome?;
         let (expected, found) = (model.vocab_size(), logits.len());
         if found != expected {
             return Err(ModelError::other(format!("the model must return {expected} logits, it returned {found}")));
         }
-        sequence.forced_were_read(forced);
-        Ok((forced + 1, logits))
+        // The caller's `accept` notes that the last one is in the state.
+        match *phase {
+            Phase::Prefill { next } => sequence.advance(next, read - 1),
+            _ => sequence.forced_were_read(read - 1),
+        }
+        Ok((read, logits))
     }
 
     /// After [`Self::verify`]: each row's slot, tokens, and logits (tokens, vocab).

@@ -126,7 +126,8 @@ impl<M: LanguageModel> Worker<M> {
         self.prompt_ended(slot);
     }
 
-    fn prompt_ended(&mut self, slot: usize) {
+    /// Hands over what is known after the prompt.
+    pub(super) fn prompt_ended(&mut self, slot: usize) {
         let Some(sequence) = self.scheduler.sequence_mut(slot) else { return };
         sequence.send_prompt_logprobs();
         let shared = sequence.prompt.shared.take();

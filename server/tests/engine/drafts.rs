@@ -196,7 +196,8 @@ fn a_repetitive_text_takes_fewer_steps_and_never_more_tokens_than_asked_for() {
         assert_eq!(found.ids.len(), max_tokens);
         let drafts = found.finish().drafts;
         let steps = (engine.stats().steps - steps) as usize;
-        assert_eq!(steps + drafts.accepted, max_tokens, "each step gives one token and the drafts that it accepts");
+        // The last chunk of the prompt gives the first token, each step one more and the drafts that it accepts.
+        assert_eq!(1 + steps + drafts.accepted, max_tokens);
         assert!(drafts.accepted <= drafts.drafted);
         assert!(max_tokens < 200 || steps < 100, "{steps} steps");
     }

@@ -63,6 +63,25 @@ fn a_prompt_that_requests_share_is_read_once_for_any_number_of_slots() {
 }
 
 #[test]
+fn the_last_chunk_of_a_prompt_gives_the_first_token_unless_the_state_before_its_last_token_is_needed() {
+    let passes = |fake: Fake, parameters: RequestParameters| {
+        let calls = fake.calls();
+        let (engine, _thread) = start(fake);
+        let steps = calls.steps.load(SeqCst);
+        calls.chunks.lock().unwrap().clear();
+        assert_eq!(run(&engine, parameters).ids, [41, 42]);
+        assert_eq!(engine.stats().prompt_tokens, 301);
+        (chunks(&calls), calls.steps.load(SeqCst) - steps)
+    };
+    let asked = || greedy(&[vec![1; 300], vec![40]].concat(), 2);
+    assert_eq!(passes(Fake::new(1), asked()), (vec![256, 44], 2));
+    assert_eq!(passes(Fake::new(1).scores_chunks(), asked()), (vec![256, 45], 1));
+    let snapshots = Snapshots { prompt: true, end: false };
+    let kept = RequestParameters { snapshots, ..asked() };
+    assert_eq!(passes(Fake::new(1).scores_chunks(), kept), (vec![256, 44], 2));
+}
+
+#[test]
 fn only_equal_prompts_with_equal_starts_are_shared() {
     let fake = Fake::new(8);
     let calls = fake.calls();

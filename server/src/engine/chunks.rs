@@ -1,0 +1,115 @@
+//! Reading in chunks: prompts, sources, and tokens that a grammar has forced.
+//!
+//! The last token of a prompt, or after forced ones, gives the logits that choose the next. It is left for the decode step,
+//! unless it can be read in the last chunk: then the next token comes a pass of the model earlier. No bit depends on that.
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
+
+use tidegate_model::LanguageModel;
+
+use super::error::{SequenceError, catch_panic};
+use super::scheduler::Scheduler;
+use super::sequence::Phase;
+use super::stats::add;
+use super::worker::Worker;
+
+impl<M: LanguageModel> Worker<M> {
+    /// Reads one chunk of one prompt, in pieces if that costs little: it ends early if a request waits that may have a slot.
+    pub(super) fn read_one_chunk(&mut self) {
+        let Some(slot) = self.scheduler.next_prefill() else { return };
+        let Some(sequence) = self.scheduler.sequence(slot) else { return };
+        let mut left =
+            self.shares.chunk_limit(sequence.client.tenant).min(sequence.next_chunk(self.model.longest_chunk()));
+        while left > 0 {
+            let piece = left.min(self.shares.piece());
+            if self.can_choose_after(slot, piece) {
+                return self.read_and_choose(slot);
+            }
+            let Some(length) = self.read_piece(slot, piece) else { return };
+            left = left.saturating_sub(length);
+            let Scheduler { usage, .. } = &self.scheduler;
+            if left > 0 && self.shared.queue.has_next(self.scheduler.room(), usage) {
+                break;
+            }
+        }
+        self.scheduler.chunk_was_read(slot);
+    }
+
+    /// Reads at most `limit` tokens of a prompt or of what a grammar has forced, or a source, and returns how many; `None`
+    /// if that was the end of it or of the request. The prompt's last token, or after a source the text's first, is left
+    /// for the decode step, which samples the next one.
+    fn read_piece(&mut self, slot: usize, limit: usize) -> Option<usize> {
+        let sequence = self.scheduler.sequence_mut(slot)?;
+        let (model, tenant, began) = (&mut self.model, sequence.client.tenant, Instant::now());
+        let (is_source, is_prompt) = (sequence.phase == Phase::ReadSource, !sequence.has_read_prompt());
+        if is_source {
+            self.shared.heartbeat.pause();
+        }
+        let outcome = catch_panic(|| sequence.read_chunk(model, slot, limit));
+        // The next step has a time limit of its own.
+        self.shared.heartbeat.beat();
+        let length = match outcome {
+            Ok(length) => length,
+            Err(error) => {
+                self.fail(slot, &error);
+                return None;
+            }
+        };
+        let last = matches!(sequence.phase, Phase::Decode { .. });
+        self.shares.use_chunk(tenant, length);
+        if !is_source {
+            self.costs.read(length, began.elapsed());
+        }
+        add(&self.shared.counters.passes, 1);
+        self.scheduler.count(slot, length);
+        if is_prompt {
+            add(&self.shared.counters.prompt_tokens, length);
+        }
+        if last {
+            self.scheduler.last_chunk_was_read(slot);
+        }
+        if last && is_prompt {
+            self.prompt_was_read(slot);
+        }
+        (!last).then_some(length)
+    }
+
+    /// Whether a chunk of `limit` tokens and the one after them reads all that is known of a text, and may choose the next
+    /// token.
+    fn can_choose_after(&self, slot: usize, limit: usize) -> bool {
+        let known = self.scheduler.sequence(slot).and_then(|sequence| sequence.known_to_the_end());
+        known.is_some_and(|known| known <= limit + 1)
+            && self.model.scores_chunks()
+            && self.model.source_start().is_none()
+    }
+
+    /// Reads all that is known of a text in one pass of the model, and chooses the next token.
+    fn read_and_choose(&mut self, slot: usize) {
+        let began = Instant::now();
+        let Self { model, scheduler, step, rules, .. } = self;
+        let Some(sequence) = scheduler.sequence_mut(slot) else { return };
+        let (tenant, is_prompt) = (sequence.client.tenant, !sequence.has_read_prompt());
+        let outcome = catch_panic(|| {
+            let (read, logits) = step.read_to_the_end(model, sequence, slot)?;
+            Ok::<_, SequenceError>((read, sequence.generation.sample(logits, &rules.eos)))
+        });
+        self.shared.heartbeat.beat();
+        let (read, choice) = match outcome {
+            Ok(outcome) => outcome,
+            Err(error) => return self.fail(slot, &error),
+        };
+        self.shares.use_chunk(tenant, read);
+        self.costs.read(read, began.elapsed());
+        let counters = &self.shared.counters;
+        add(&counters.passes, 1);
+        self.scheduler.stepped(slot, counters.passes.load(Relaxed), read);
+        // Before the next token, after which a grammar may force others.
+        self.scheduler.last_chunk_was_read(slot);
+        if is_prompt {
+            add(&counters.prompt_tokens, read);
+            self.prompt_ended(slot);
+        }
+        self.accept(slot, choice);
+    }
+}
