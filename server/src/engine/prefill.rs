@@ -76,10 +76,11 @@ impl Sequence {
         self.snapshots.prompt || self.prompt.shared.as_ref().is_some_and(SharedPrompt::has_others)
     }
 
-    /// How many tokens are known and not in the state, if one pass may read them all and choose the next one: nobody needs the
-    /// state before the last of them, and the reader is not too far behind.
+    /// How many tokens are known and not in the state, if one pass may read them all and choose the next one: that is wanted,
+    /// nobody needs the state before the last of them, and the reader is not too far behind.
     pub(super) fn known_to_the_end(&self) -> Option<usize> {
         match self.phase {
+            _ if self.client.interrupt.is_requested() => None,
             Phase::ReadForced { .. } if !self.client.events.is_full() => Some(self.unread.len() + 1),
             Phase::Prefill { next } if self.generation.wants_tokens() && !self.shares_prompt_end() => {
                 Some(self.prompt.input.len() - next)
