@@ -76,7 +76,7 @@ impl<M: LanguageModel> Worker<M> {
     }
 
     /// Whether a chunk of `limit` tokens and the one after them reads all that is known of a text, and may choose the next
-    /// token.
+    /// token. Not of an encoder-decoder, whose texts begin with a token that is in no prompt and is not counted as one.
     fn can_choose_after(&self, slot: usize, limit: usize) -> bool {
         let known = self.scheduler.sequence(slot).and_then(|sequence| sequence.known_to_the_end());
         known.is_some_and(|known| known <= limit + 1)

@@ -146,6 +146,9 @@ impl<M: LanguageModel> Worker<M> {
             let first = start.unwrap_or(0);
             model.prefill(&[first], 0)?;
             model.decode(&[first], &[0], &mut Vec::new())?;
+            if model.scores_chunks() {
+                model.prefill_logits(&[first; 2], 0, &mut Vec::new())?;
+            }
             if model.speculates() {
                 model.verify(&[first; 2], &[0], &mut Vec::new())?;
                 model.keep(0, 1)?;

@@ -18,8 +18,8 @@
 //! A tenant that has nothing left to do keeps its place for [`ABSENCE`] iterations. A key that sends one request after
 //! another would otherwise find a full iteration in progress each time.
 //!
-//! Two things may exceed the budget: each tenant has at least one row in a step, and a chunk is never so short that it
-//! costs more than its tokens do. Sources are read as a whole.
+//! Three things may exceed the budget: each tenant has at least one row in a step, a chunk is never so short that it costs
+//! more than its tokens do, and the last one may have one token more, after which the next is chosen. Sources are read as a whole.
 
 use super::pass_costs::PassCosts;
 

@@ -100,10 +100,12 @@ impl LanguageModel for Fake {
     }
 
     fn prefill_logits(&mut self, ids: &[u32], slot: usize, logits: &mut Vec<f32>) -> Result<(), ModelError> {
-        self.prefill(ids, slot)?;
+        assert!(!ids.contains(&POISON), "scripted panic");
+        self.calls.chunks.lock().unwrap().push(ids.len());
+        let (last, before) = ids.split_last().unwrap();
+        self.states[slot] = before.last().copied().or(self.states[slot]);
         logits.clear();
-        logits.extend(Self::logits(*ids.last().unwrap()));
-        Ok(())
+        self.answer(&[*last], &[slot], logits)
     }
 
     fn export(&self, slot: usize) -> Result<Vec<f32>, ModelError> {
@@ -118,6 +120,16 @@ impl LanguageModel for Fake {
     fn decode(&mut self, ids: &[u32], slots: &[usize], logits: &mut Vec<f32>) -> Result<(), ModelError> {
         logits.clear();
         std::thread::sleep(self.step);
+        self.answer(ids, slots, logits)?;
+        self.calls.steps.fetch_add(1, SeqCst);
+        self.calls.widest.fetch_max(slots.len(), SeqCst);
+        Ok(())
+    }
+}
+
+impl Fake {
+    /// Reads one token into each slot; adds the logits after them.
+    fn answer(&mut self, ids: &[u32], slots: &[usize], logits: &mut Vec<f32>) -> Result<(), ModelError> {
         assert!(!self.calls.panic_next_step.swap(false, SeqCst), "scripted panic");
         if self.is_lost() {
             return Err(ModelError::other("scripted loss"));
@@ -140,8 +152,6 @@ impl LanguageModel for Fake {
             }
         };
         logits.extend(ids.iter().zip(slots).flat_map(row));
-        self.calls.steps.fetch_add(1, SeqCst);
-        self.calls.widest.fetch_max(slots.len(), SeqCst);
         for (id, slot) in ids.iter().zip(slots) {
             self.states[*slot] = Some(*id);
         }

@@ -34,8 +34,8 @@ fn chunks(calls: &Calls) -> Vec<usize> {
 }
 
 /// A scripted model that reads prompts slowly, because another text takes a step after each chunk.
-fn slow(slots: usize) -> (EngineHandle, Arc<Calls>, EventStream) {
-    let fake = Fake::new(slots).step(Duration::from_millis(4));
+fn slow(fake: Fake) -> (EngineHandle, Arc<Calls>, EventStream) {
+    let fake = fake.step(Duration::from_millis(4));
     let calls = fake.calls();
     let (engine, _) = start(fake);
     let running = RequestParameters { ignore_eos: true, ..greedy(&[1], 100_000) };
@@ -82,6 +82,24 @@ fn the_last_chunk_of_a_prompt_gives_the_first_token_unless_the_state_before_its_
 }
 
 #[test]
+fn who_is_interrupted_while_the_prompt_is_read_gets_no_token() {
+    let turn = Start::Session(Arc::new(Snapshot::empty(0)));
+    for (start, is_turn) in [(RequestParameters::default().start, false), (turn, true)] {
+        let (engine, calls, running) = slow(Fake::new(8).scores_chunks());
+        let asked = RequestParameters { start, ..greedy(&[vec![1; 256 * 10], vec![40]].concat(), 2) };
+        let stream = engine.submit(Request::new(asked, &LIMITS).unwrap()).unwrap();
+        wait_for("the first chunk", || !chunks(&calls).is_empty());
+        stream.interrupt().now();
+        let found = collect(stream);
+        assert_eq!((found.ids.len(), found.finish().reason), (0, FinishReason::Interrupted));
+        // A turn is read to its end all the same, without its last token: the conversation goes on after it.
+        let read = chunks(&calls);
+        assert_eq!(read == [256; 10], is_turn, "{read:?}");
+        drop(running);
+    }
+}
+
+#[test]
 fn only_equal_prompts_with_equal_starts_are_shared() {
     let fake = Fake::new(8);
     let calls = fake.calls();
@@ -97,7 +115,7 @@ fn only_equal_prompts_with_equal_starts_are_shared() {
 
 #[test]
 fn if_the_client_of_the_reading_request_disconnects_the_next_request_reads_the_prompt() {
-    let (engine, calls, running) = slow(8);
+    let (engine, calls, running) = slow(Fake::new(8));
     let prompt = [vec![1; 256 * 20], vec![40]].concat();
     let mut streams = submit_shared(&engine, &LIMITS, (0..3).map(|_| greedy(&prompt, 2)));
     wait_for("the first chunks", || chunks(&calls).len() >= 3);
@@ -113,7 +131,7 @@ fn if_the_client_of_the_reading_request_disconnects_the_next_request_reads_the_p
 
 #[test]
 fn an_interrupted_request_still_reads_the_prompt_for_the_others() {
-    let (engine, calls, running) = slow(8);
+    let (engine, calls, running) = slow(Fake::new(8));
     let prompt = [vec![1; 256 * 10], vec![40]].concat();
     let mut streams = submit_shared(&engine, &LIMITS, (0..3).map(|_| greedy(&prompt, 2)));
     wait_for("the first chunk", || !chunks(&calls).is_empty());

@@ -146,29 +146,32 @@ fn a_full_queue_refuses_requests_until_a_waiting_client_disconnects() {
 
 #[test]
 fn a_panic_or_nan_logits_end_only_their_own_request() {
-    let fake = Fake::new(4).step(Duration::from_millis(1));
-    let (engine, _thread) = start(fake, 8);
-    let healthy = engine.submit(request(&[1], 200)).unwrap();
-    for prompt in [[POISON, 1], [1, NAN]] {
-        // The first panics inside the model, the second gets only NaN logits.
-        let sampling = SamplingParams::default();
-        let parameters = RequestParameters { sampling, ignore_eos: true, ..greedy(&prompt, 5) };
-        let (_, _, last) = collect(engine.submit(with(parameters)).unwrap());
-        assert_eq!(last, Some(Event::Failed(Failure::Internal)));
+    for fake in [Fake::new(4), Fake::new(4).scores_chunks()] {
+        let (engine, _thread) = start(fake.step(Duration::from_millis(1)), 8);
+        let healthy = engine.submit(request(&[1], 200)).unwrap();
+        for prompt in [[POISON, 1], [1, NAN]] {
+            // The first panics inside the model, the second gets only NaN logits.
+            let sampling = SamplingParams::default();
+            let parameters = RequestParameters { sampling, ignore_eos: true, ..greedy(&prompt, 5) };
+            let (_, _, last) = collect(engine.submit(with(parameters)).unwrap());
+            assert_eq!(last, Some(Event::Failed(Failure::Internal)));
+        }
+        let (_, ids, last) = collect(healthy);
+        assert_eq!(ids.len(), 200);
+        assert!(matches!(last, Some(Event::Finished(_))));
+        assert_eq!(engine.stats().failed, 2);
+        assert!(engine.is_ready());
     }
-    let (_, ids, last) = collect(healthy);
-    assert_eq!(ids.len(), 200);
-    assert!(matches!(last, Some(Event::Finished(_))));
-    assert_eq!(engine.stats().failed, 2);
-    assert!(engine.is_ready());
 }
 
 #[test]
 fn a_step_with_too_few_logits_ends_its_batch_and_the_engine_continues() {
-    let (engine, _thread) = start(Fake::new(4), 8);
-    let (_, _, last) = collect(engine.submit(request(&[1, SHORT], 5)).unwrap());
-    assert_eq!(last, Some(Event::Failed(Failure::Internal)));
-    assert_eq!(collect(engine.submit(request(&[1], 2)).unwrap()).1, [2, 3]);
+    for fake in [Fake::new(4), Fake::new(4).scores_chunks()] {
+        let (engine, _thread) = start(fake, 8);
+        let (_, _, last) = collect(engine.submit(request(&[1, SHORT], 5)).unwrap());
+        assert_eq!(last, Some(Event::Failed(Failure::Internal)));
+        assert_eq!(collect(engine.submit(request(&[1], 2)).unwrap()).1, [2, 3]);
+    }
 }
 
 #[test]

@@ -3,6 +3,7 @@
 import platform
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -88,5 +89,6 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
 def test_freed_memory_stays_with_the_process():
-    faults = lambda *args: int(subprocess.run([sys.executable, "-c", FAULTS, *args], capture_output=True, text=True, check=True).stdout)
+    faults = lambda *args: int(subprocess.run([sys.executable, "-c", FAULTS, *args], capture_output=True, text=True,
+                                                check=True, cwd=Path(__file__).resolve().parents[1]).stdout)
     assert faults("keep") < 0.2 * faults()

@@ -16,4 +16,4 @@ def keep() -> None:
     except (AttributeError, OSError, TypeError):
         return  # another C library
     mallopt(M_MMAP_MAX, 0)
-    mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+    mallopt(M_TRIM_THRESHOLD, -1)  # never

@@ -40,13 +40,15 @@ class Muon(torch.optim.Optimizer):
         self.processes = processes or Processes()
 
     @torch.no_grad()
-    def step(self, closure=None) -> None:
+    def step(self) -> None:
         p = self.processes
         for group in self.param_groups:
             params = [x for x in group["params"] if x.grad is not None]
             updates = []
             for i, x in enumerate(params):
-                m = self.state[x].setdefault("momentum_buffer", torch.zeros_like(x))
+                if not self.state[x]:
+                    self.state[x]["momentum_buffer"] = torch.zeros_like(x)
+                m = self.state[x]["momentum_buffer"]
                 m.lerp_(x.grad, 1 - group["momentum"])
                 mine = i % p.size == p.rank
                 updates.append(orthogonalise(x.grad.lerp(m, group["momentum"])) if mine else torch.zeros_like(x))

@@ -58,7 +58,7 @@ class Trainer:
     def __init__(self, cfg: RunConfig, data: Path, out: Path, device: str, start: Path | None = None):
         """start: a checkpoint folder whose weights a new run starts from; a resumed run has its own"""
         self.cfg, self.data, self.out, self.device = cfg, data, out, usable(device)
-        if device == "cpu":
+        if device.startswith("cpu"):
             memory.keep()
         self.processes = Processes()
         self.rows = self.processes.share(cfg.train.lanes)
