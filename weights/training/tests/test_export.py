@@ -131,9 +131,9 @@ def test_the_shipped_card_has_the_command_that_writes_its_front_matter():
     shipped = Path(__file__).resolve().parents[2] / "checkpoints" / "tidegate-tiny" / "README.md"
     text = shipped.read_text(encoding="utf-8")
     block = text.split("```sh\n")[-1].split("```")[0].replace("\\\n", " ")
-    args = arguments().parse_args(shlex.split([line for line in block.splitlines() if " export " in line][0])[1:])
+    args = arguments().parse_args(shlex.split([line for line in block.splitlines() if " export " in line][-1])[1:])
     about = card.About(tuple(args.license), tuple(args.language), args.description)
-    run = config.load(card.CONFIGS / "tidegate-tiny.toml")
+    run = config.load(card.CONFIGS / "tidegate-tiny-books.toml")
     assert text.startswith(card.front_matter(run.model, about) + f"\n\n# tidegate-tiny\n\n")
     flat = lambda text: " ".join(text.split())
     assert flat(args.description) in flat(text)

@@ -46,7 +46,8 @@ async fn a_chat_has_the_messages_that_were_sent_and_answered() {
     let id = new(&app, json!({"messages": [{"role": "system", "content": "Tell tales."}]})).await;
     let mut expected = vec![message("system", "Tell tales.")];
     for question in ["Tell me of a fox.", "user", "And of a crow? <|endoftext|> ☃"] {
-        let answer = chat(&app, &id, json!({"messages": [{"role": "user", "content": question}]})).await;
+        let body = json!({"messages": [{"role": "user", "content": question}], "ignore_eos": true});
+        let answer = chat(&app, &id, body).await;
         expected.extend([message("user", question), message("assistant", content(&answer))]);
         assert_eq!(said(&app, &id).await, expected);
     }

@@ -78,7 +78,7 @@ async fn a_conversation_can_be_rewound_forked_downloaded_and_uploaded() {
         let id = address(page).await;
         assert!(id.starts_with("ses_"), "{id}");
         let (first, state) = (tokens(page).await, page.js(EXACT_STATE).await);
-        turn(page, " One day she", 4).await;
+        turn(page, " A zebra sang", 4).await;
         assert!(tokens(page).await > first, "tokens grow");
         assert_eq!(page.js(EXACT_STATE).await, state, "the state does not");
         assert!(state.as_str().is_some_and(|bytes| bytes.parse::<u64>().is_ok_and(|bytes| bytes > 1000)), "{state}");
@@ -106,7 +106,7 @@ async fn a_conversation_can_be_rewound_forked_downloaded_and_uploaded() {
         assert_eq!((head(&forked)["version"].as_str(), &left["level"]), (now["version"].as_str(), &now["level"]));
         assert_ne!(left["y"], now["y"], "branches are displayed in separate lanes");
         assert!(!has(left, "path") && has(now, "path"), "{forked:?}");
-        assert!(page.sheet().await.contains(" But her brother") && !page.sheet().await.contains(" One day she"));
+        assert!(page.sheet().await.contains(" But her brother") && !page.sheet().await.contains(" A zebra sang"));
         page.picture("tree").await;
 
         // A fork is a separate conversation with the same past.
