@@ -10,7 +10,7 @@ use tidegate_model::LanguageModel;
 
 use super::error::{SequenceError, catch_panic};
 use super::scheduler::Scheduler;
-use super::sequence::Phase;
+use super::sequence::{Phase, Sequence};
 use super::stats::add;
 use super::worker::Worker;
 
@@ -78,7 +78,7 @@ impl<M: LanguageModel> Worker<M> {
     /// Whether a chunk of `limit` tokens and the one after them reads all that is known of a text, and may choose the next
     /// token. Not of an encoder-decoder, whose texts begin with a token that is in no prompt and is not counted as one.
     fn can_choose_after(&self, slot: usize, limit: usize) -> bool {
-        let known = self.scheduler.sequence(slot).and_then(|sequence| sequence.known_to_the_end());
+        let known = self.scheduler.sequence(slot).and_then(Sequence::known_to_the_end);
         known.is_some_and(|known| known <= limit + 1)
             && self.model.scores_chunks()
             && self.model.source_start().is_none()
