@@ -118,22 +118,18 @@ pub trait LanguageModel: Send {
     /// The device failed.
     fn prefill(&mut self, ids: &[u32], slot: usize) -> Result<(), ModelError>;
 
-    /// Whether [`Self::prefill_logits`] takes no more than [`Self::prefill`] of the same tokens and the head.
+    /// Whether the model gives the logits after a chunk, by [`Self::prefill_logits`].
     fn scores_chunks(&self) -> bool {
         false
     }
 
-    /// Reads `ids` (at least one) into a slot, and replaces `logits` by those after the last of them: (vocab), of the bits
-    /// of [`Self::decode`].
+    /// Reads `ids` (at least one) into a slot in one pass, and replaces `logits` by those after the last of them: (vocab), of
+    /// the bits of [`Self::decode`].
     ///
     /// # Errors
-    /// The device failed.
-    fn prefill_logits(&mut self, ids: &[u32], slot: usize, logits: &mut Vec<f32>) -> Result<(), ModelError> {
-        let (before, last) = ids.split_at(ids.len().saturating_sub(1));
-        if !before.is_empty() {
-            self.prefill(before, slot)?;
-        }
-        self.decode(last, &[slot], logits)
+    /// The device failed, or the model does not score chunks.
+    fn prefill_logits(&mut self, _ids: &[u32], _slot: usize, _logits: &mut Vec<f32>) -> Result<(), ModelError> {
+        Err(ModelError::other("the model gives no logits after a chunk"))
     }
 
     /// Reads one token into each of `slots`, which are distinct and ascend. Replaces `logits` by (rows, vocab), row by

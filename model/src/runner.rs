@@ -68,7 +68,7 @@ pub trait Backend: Send {
         Err(ModelError::NoEncoder)
     }
 
-    /// As [`LanguageModel::scores_chunks`].
+    /// Whether [`Self::prefill_logits`] takes one pass, not a second one for the last token.
     fn scores_chunks(&self) -> bool {
         false
     }

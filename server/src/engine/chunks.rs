@@ -3,7 +3,6 @@
 //! The last token of a prompt, or after forced ones, gives the logits that choose the next. It is left for the decode step,
 //! unless it can be read in the last chunk: then the next token comes a pass of the model earlier. No bit depends on that.
 
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 use tidegate_model::LanguageModel;
@@ -41,7 +40,7 @@ impl<M: LanguageModel> Worker<M> {
     /// for the decode step, which samples the next one.
     fn read_piece(&mut self, slot: usize, limit: usize) -> Option<usize> {
         let sequence = self.scheduler.sequence_mut(slot)?;
-        let (model, tenant, began) = (&mut self.model, sequence.client.tenant, Instant::now());
+        let (model, began) = (&mut self.model, Instant::now());
         let (is_source, is_prompt) = (sequence.phase == Phase::ReadSource, !sequence.has_read_prompt());
         if is_source {
             self.shared.heartbeat.pause();
@@ -57,15 +56,10 @@ impl<M: LanguageModel> Worker<M> {
             }
         };
         let last = matches!(sequence.phase, Phase::Decode { .. });
-        self.shares.use_chunk(tenant, length);
         if !is_source {
             self.costs.read(length, began.elapsed());
         }
-        add(&self.shared.counters.passes, 1);
-        self.scheduler.count(slot, length);
-        if is_prompt {
-            add(&self.shared.counters.prompt_tokens, length);
-        }
+        self.count_chunk(slot, length, is_prompt);
         if last {
             self.scheduler.last_chunk_was_read(slot);
         }
@@ -73,6 +67,15 @@ impl<M: LanguageModel> Worker<M> {
             self.prompt_was_read(slot);
         }
         (!last).then_some(length)
+    }
+
+    fn count_chunk(&mut self, slot: usize, tokens: usize, is_prompt: bool) {
+        let Some(sequence) = self.scheduler.sequence(slot) else { return };
+        self.shares.use_chunk(sequence.client.tenant, tokens);
+        self.scheduler.count(slot, tokens);
+        let counters = &self.shared.counters;
+        add(&counters.passes, 1);
+        add(&counters.prompt_tokens, if is_prompt { tokens } else { 0 });
     }
 
     /// Whether a chunk of `limit` tokens and the one after them reads all that is known of a text, and may choose the next
@@ -89,7 +92,7 @@ impl<M: LanguageModel> Worker<M> {
         let began = Instant::now();
         let Self { model, scheduler, step, rules, .. } = self;
         let Some(sequence) = scheduler.sequence_mut(slot) else { return };
-        let (tenant, is_prompt) = (sequence.client.tenant, !sequence.has_read_prompt());
+        let is_prompt = !sequence.has_read_prompt();
         let outcome = catch_panic(|| {
             let (read, logits) = step.read_to_the_end(model, sequence, slot)?;
             Ok::<_, SequenceError>((read, sequence.generation.sample(logits, &rules.eos)))
@@ -99,15 +102,11 @@ impl<M: LanguageModel> Worker<M> {
             Ok(outcome) => outcome,
             Err(error) => return self.fail(slot, &error),
         };
-        self.shares.use_chunk(tenant, read);
         self.costs.read(read, began.elapsed());
-        let counters = &self.shared.counters;
-        add(&counters.passes, 1);
-        self.scheduler.stepped(slot, counters.passes.load(Relaxed), read);
+        self.count_chunk(slot, read, is_prompt);
         // Before the next token, after which a grammar may force others.
         self.scheduler.last_chunk_was_read(slot);
         if is_prompt {
-            add(&counters.prompt_tokens, read);
             self.prompt_ended(slot);
         }
         self.accept(slot, choice);

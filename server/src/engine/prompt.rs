@@ -54,7 +54,8 @@ pub(super) struct Prompt {
     pub(super) start: Option<Arc<Snapshot>>,
     /// The source to encode first; empty if there is no new one.
     pub(super) source: Vec<u32>,
-    /// Tokens to read that are not in the starting state. The logits after the last choose the first token; empty only if nothing is generated.
+    /// Tokens to read that are not in the starting state. The logits after the last choose the first token; empty only if
+    /// nothing is generated.
     pub(super) input: Vec<u32>,
     /// The last tokens before the answer, in which a character may have begun.
     pub(super) last_tokens: Vec<u32>,

@@ -185,7 +185,7 @@ impl Scheduler {
         shares.divide();
     }
 
-    /// Notes that a row has read `tokens` tokens in a step or chunk that chooses its next one, after which the engine has made `passes`.
+    /// Notes that a row has read `tokens` tokens in a decode step, after which the engine has made `passes`.
     pub(super) fn stepped(&mut self, slot: usize, passes: u64, tokens: usize) {
         if let Some(sequence) = &mut self.slots[slot] {
             sequence.client.since = passes;

@@ -48,7 +48,7 @@ pub(super) struct Client {
     pub(super) tenant: usize,
     /// Tokens that its tenant's virtual time has counted in advance, and that have not been read or generated yet.
     pub(super) advance: usize,
-    /// When its last token was chosen or it last took part in a decode step, or when it got its slot, in chunks and decode steps of the engine.
+    /// When it last took part in a decode step, or got its slot, in chunks and decode steps of the engine.
     pub(super) since: u64,
     /// Chunks and decode steps between its submission and its slot.
     waited: u64,

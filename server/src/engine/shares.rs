@@ -19,7 +19,7 @@
 //! another would otherwise find a full iteration in progress each time.
 //!
 //! Three things may exceed the budget: each tenant has at least one row in a step, a chunk is never so short that it costs
-//! more than its tokens do, and the last one may have one token more, after which the next is chosen. Sources are read as a whole.
+//! more than its tokens do, and a text's last chunk may have one token more. Sources are read as a whole.
 
 use super::pass_costs::PassCosts;
 

@@ -126,7 +126,8 @@ impl<M: LanguageModel> Worker<M> {
         self.prompt_ended(slot);
     }
 
-    /// Hands over what is known after the prompt.
+    /// Sends the prompt's log probabilities, ends a request that generates nothing, and lets those continue that wait for the
+    /// same prompt.
     pub(super) fn prompt_ended(&mut self, slot: usize) {
         let Some(sequence) = self.scheduler.sequence_mut(slot) else { return };
         sequence.send_prompt_logprobs();

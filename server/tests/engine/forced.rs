@@ -113,16 +113,17 @@ fn forced_tokens_take_no_steps_and_are_read_in_one_chunk() {
 
 #[test]
 fn no_more_tokens_are_taken_than_the_text_may_have() {
-    let (engine, _thread) = start(Fake::new(1).scores_chunks());
+    let engines = [Fake::new(1), Fake::new(1).scores_chunks()].map(start);
     let text: Vec<Vec<u32>> = (0..200).map(|step| vec![2 + step]).collect();
-    for max_tokens in [1, 2, 3, 63, 64, 65, 66, 67, 130, 199, 200] {
+    let counts = [1, 2, 3, 63, 64, 65, 66, 67, 130, 199, 200];
+    for ((engine, _thread), max_tokens) in engines.iter().flat_map(|engine| counts.map(|count| (engine, count))) {
         let steps: Vec<&[u32]> = text.iter().map(Vec::as_slice).collect();
         let turn = RequestParameters {
             start: Start::Session(Arc::new(Snapshot::empty(0))),
             snapshots: Snapshots { prompt: false, end: true },
             ..greedy(&[1], max_tokens)
         };
-        let output = run(&engine, following(script(&steps), turn));
+        let output = run(engine, following(script(&steps), turn));
         assert_eq!(output.ids, (2..2 + max_tokens as u32).collect::<Vec<_>>());
         // The state has all but the last token.
         let snapshot = output.finish().snapshot.clone().unwrap();

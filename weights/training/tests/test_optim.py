@@ -1,9 +1,4 @@
-"""Muon against PyTorch's, and memory that is kept from step to step."""
-
-import platform
-import subprocess
-import sys
-from pathlib import Path
+"""Muon against PyTorch's, and shared between processes."""
 
 import pytest
 import torch
@@ -67,28 +62,3 @@ def test_the_matrices_are_shared_between_processes():
     of_other = [(s * (1 - 0.02 * 0.1) - x.detach()) / 0.02 for s, x in zip(start, step(Share(1, nothing)))]
     for x, y in zip(step(Share(0, of_other)), alone):
         torch.testing.assert_close(x, y)
-
-
-# Tensors of 64 MB are made and dropped ten times. `ru_minflt` counts the pages that the system had to supply.
-FAULTS = """
-import resource, sys
-import torch
-from tidegate_training import memory
-torch.set_num_threads(1)
-if sys.argv[1:]:
-    memory.keep()
-make = lambda: torch.ones(1 << 24)
-for _ in range(10):
-    make()  # until the heap has its final size
-before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(10):
-    make()
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-"""
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
-def test_freed_memory_stays_with_the_process():
-    faults = lambda *args: int(subprocess.run([sys.executable, "-c", FAULTS, *args], capture_output=True, text=True,
-                                                check=True, cwd=Path(__file__).resolve().parents[1]).stdout)
-    assert faults("keep") < 0.2 * faults()

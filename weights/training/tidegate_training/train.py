@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from . import memory, optim
+from . import optim
 from .config import ModelConfig, RunConfig, TrainConfig, build
 from .data import Lanes, fingerprint, positions
 from .evaluate import stream_loss
@@ -58,8 +58,6 @@ class Trainer:
     def __init__(self, cfg: RunConfig, data: Path, out: Path, device: str, start: Path | None = None):
         """start: a checkpoint folder whose weights a new run starts from; a resumed run has its own"""
         self.cfg, self.data, self.out, self.device = cfg, data, out, usable(device)
-        if device.startswith("cpu"):
-            memory.keep()
         self.processes = Processes()
         self.rows = self.processes.share(cfg.train.lanes)
         self.check_data()
