@@ -233,7 +233,7 @@ impl Decoder {
         Ok(())
     }
 
-    /// Whether the decoder reads drafts: RFA in all its forms.
+    /// Whether the decoder reads drafts: all mixers but those with a window.
     pub fn speculates(&self) -> bool {
         self.layers.speculate()
     }

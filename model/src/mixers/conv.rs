@@ -1,6 +1,7 @@
 //! The short causal convolution: on q, k and v, or on Mamba-2's x, B and C.
 
 use super::last_inputs::LastInputs;
+use super::layer::Rows;
 use crate::error::Result;
 use crate::kernels::{Isa, activation};
 
@@ -20,6 +21,10 @@ impl Conv {
         Self { weight, bias, channels }
     }
 
+    fn kernel(&self) -> usize {
+        self.weight.len() / self.channels
+    }
+
     /// Channels.
     pub(crate) fn channels(&self) -> usize {
         self.channels
@@ -32,23 +37,25 @@ impl Conv {
 
     /// The last inputs of `slots` empty texts, oldest first: (slots, kernel - 1, channels)
     pub(crate) fn new_tails(convolution: Option<&Self>, slots: usize) -> LastInputs {
-        LastInputs::zeros(slots, convolution.map_or(0, |conv| conv.weight.len() - conv.channels))
+        LastInputs::zeros(slots, 1, convolution.map_or((0, 0), |conv| (conv.kernel() - 1, conv.channels)))
     }
 
-    /// x: (rows, time, stride), of which the channels begin at `from`, one slot for each row -> out: (rows, time, channels)
+    /// x: (rows, time, stride), of which the channels begin at `from` -> out: (rows, time, channels)
     pub(crate) fn forward(
         &self,
         (x, from, stride): (&[f32], usize, usize),
         tails: &mut LastInputs,
-        slots: &[usize],
+        rows: Rows<'_>,
         out: &mut [f32],
     ) -> Result<()> {
-        let time = x.len() / stride / slots.len().max(1);
-        let rows = x.chunks_exact(time * stride).zip(out.chunks_exact_mut(time * self.channels));
-        for (&slot, (x, out)) in slots.iter().zip(rows) {
-            let (inputs, taps) = ((&x[from..], stride), (&*self.weight, &*self.bias));
-            activation::conv_silu(Isa::detect(), tails.of(slot)?, inputs, taps, self.channels, out);
-        }
-        Ok(())
+        let inputs = x.chunks_exact(stride).map(|token| &token[from..][..self.channels]);
+        tails.step(0, (rows.slots, rows.drafts), inputs, |tails| {
+            let texts = x.chunks_exact(rows.time * stride).zip(out.chunks_exact_mut(rows.time * self.channels));
+            for (&slot, (x, out)) in rows.slots.iter().zip(texts) {
+                let (inputs, taps) = ((&x[from..], stride), (&*self.weight, &*self.bias));
+                activation::conv_silu(Isa::detect(), tails.of(slot, 0)?, inputs, taps, self.channels, out);
+            }
+            Ok(())
+        })
     }
 }

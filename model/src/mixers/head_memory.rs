@@ -3,8 +3,8 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::layer::{Rows, SlotState};
-use super::matrices::Matrices;
+use super::layer::{Kept, Rows, SlotState};
+use super::matrices::{Copies, Matrices};
 use super::rfa::recurrent::time_first;
 use crate::compute::{Compute, sized};
 use crate::error::{ModelError, Result};
@@ -40,12 +40,55 @@ pub(crate) struct HeadMemory {
     slots: usize,
     heads: usize,
     head: usize,
+    /// What kept drafts read, which is known already: (heads, time, d)
+    read: Vec<f32>,
+}
+
+/// Intermediate results.
+#[derive(Debug, Default)]
+pub(super) struct HeadBuffers {
+    heads_first: Vec<f32>, // (rows, heads, time, d)
+    copies: Copies,
+}
+
+/// What the recurrence has read in the last step of drafts: arrays of (rows, time, numbers of a token).
+#[derive(Debug)]
+pub(super) struct Noted<const N: usize> {
+    arrays: [Vec<f32>; N],
+    tokens: usize,
+}
+
+impl<const N: usize> Default for Noted<N> {
+    fn default() -> Self {
+        Self { arrays: [const { Vec::new() }; N], tokens: 0 }
+    }
+}
+
+impl<const N: usize> Noted<N> {
+    /// Notes what the recurrence reads, if the rows are drafts.
+    pub(super) fn note(&mut self, rows: Rows<'_>, arrays: [&[f32]; N]) {
+        if rows.drafts {
+            self.tokens = rows.slots.len() * rows.time;
+            for (noted, array) in self.arrays.iter_mut().zip(arrays) {
+                noted.clear();
+                noted.extend_from_slice(array);
+            }
+        }
+    }
+
+    /// The part of the tokens that a slot keeps: (count, numbers of a token)
+    pub(super) fn of(&self, kept: Kept) -> [&[f32]; N] {
+        self.arrays.each_ref().map(|array| {
+            let numbers = array.len() / self.tokens.max(1);
+            &array[kept.row * kept.time * numbers..][..kept.count * numbers]
+        })
+    }
 }
 
 impl HeadMemory {
     /// The memories of empty texts, of `head` numbers for each head.
     pub(super) fn zeros(slots: usize, heads: usize, head: usize, state: StateType) -> Self {
-        Self { s: Matrices::zeros(slots * heads * head, state), slots, heads, head }
+        Self { s: Matrices::zeros(slots * heads * head, state), slots, heads, head, read: Vec::new() }
     }
 
     /// Numbers of a slot.
@@ -53,7 +96,7 @@ impl HeadMemory {
         self.heads * self.head
     }
 
-    /// Advances the rows' slots. out: (rows, time, heads d)
+    /// Advances the rows' slots; if the tokens are drafts, copies of them. out: (rows, time, heads d)
     ///
     /// # Errors
     /// A slot is out of range or named twice.
@@ -61,14 +104,19 @@ impl HeadMemory {
         &mut self,
         rows: Rows<'_>,
         recurrence: &impl Recurrence,
-        (cx, heads_first): (&mut Compute, &mut Vec<f32>),
+        (cx, HeadBuffers { heads_first, copies }): (&mut Compute, &mut HeadBuffers),
         out: &mut [f32],
     ) -> Result<()> {
         let Self { heads, head, .. } = *self;
         rows.slots.iter().try_for_each(|&slot| ModelError::check_slot(slot, self.slots))?;
+        let copied = if rows.drafts { rows.slots.len() * self.numbers() } else { 0 };
         let mut run = |target: &mut [f32]| match &mut self.s {
-            Matrices::F32(s) => advance_heads((&mut s[..], heads, head), rows, recurrence, cx, target),
-            Matrices::Bf16(s) => advance_heads((&mut s[..], heads, head), rows, recurrence, cx, target),
+            Matrices::F32(s) => {
+                advance_heads((s, sized(&mut copies.f32, copied), heads, head), rows, recurrence, cx, target)
+            }
+            Matrices::Bf16(s) => {
+                advance_heads((s, sized(&mut copies.bf16, copied), heads, head), rows, recurrence, cx, target)
+            }
         };
         if rows.time == 1 {
             // With one token, (heads, time) and (time, heads) are the same order.
@@ -79,11 +127,28 @@ impl HeadMemory {
         time_first(target, heads, rows.time, out.len() / (rows.slots.len() * rows.time * heads), out);
         Ok(())
     }
+
+    /// Advances a slot by the drafts that it keeps, which `recurrence` has read. d: numbers that a head reads
+    ///
+    /// # Errors
+    /// The slot is out of range.
+    pub(super) fn keep(&mut self, kept: Kept, recurrence: &impl Recurrence, cx: &mut Compute, d: usize) -> Result<()> {
+        let Self { heads, head, .. } = *self;
+        let Kept { slot, count, position, layer, .. } = kept;
+        ModelError::check_slot(slot, self.slots)?;
+        let (slots, positions) = (&[slot], &[position]);
+        let rows = Rows { slots, positions, time: count, angles: None, layer, drafts: false };
+        let read = sized(&mut self.read, heads * count * d);
+        match &mut self.s {
+            Matrices::F32(s) => advance_heads((s, &mut [], heads, head), rows, recurrence, cx, read),
+            Matrices::Bf16(s) => advance_heads((s, &mut [], heads, head), rows, recurrence, cx, read),
+        }
+    }
 }
 
-/// s: (slots, heads, head); out: (rows, heads, time, d)
+/// s: (slots, heads, head); copies, of drafts: (rows, heads, head); out: (rows, heads, time, d)
 fn advance_heads<S: Number>(
-    (s, heads, head): (&mut [S], usize, usize),
+    (s, copies, heads, head): (&mut [S], &mut [S], usize, usize),
     rows: Rows<'_>,
     recurrence: &impl Recurrence,
     cx: &mut Compute,
@@ -91,12 +156,17 @@ fn advance_heads<S: Number>(
 ) -> Result<()> {
     let (isa, time, pieces) = (cx.isa, rows.time, rows.slots.len() * heads);
     let d = out.len() / (pieces * time);
-    let [a, b, _] = &mut cx.marks;
-    let (matrices, outs) = (Parts::new(s, head, a), Parts::new(out, time * d, b));
+    let [a, b, c] = &mut cx.marks;
+    let (matrices, outs, copies) = (Parts::new(s, head, a), Parts::new(out, time * d, b), Parts::new(copies, head, c));
     let done = AtomicUsize::new(0);
     let piece = |i: usize| {
         let (row, index) = (i / heads, i % heads);
-        let (Some(s), Some(out)) = (matrices.take(rows.slots[row] * heads + index), outs.take(i)) else { return };
+        let (Some(mut s), Some(out)) = (matrices.take(rows.slots[row] * heads + index), outs.take(i)) else { return };
+        if rows.drafts {
+            let Some(copy) = copies.take(i) else { return };
+            copy.copy_from_slice(s);
+            s = copy;
+        }
         for (t, out) in out.chunks_exact_mut(d).enumerate() {
             let seed = (rows.positions[row] + t as u64) ^ ((rows.layer * heads + index) as u64) << 40;
             recurrence.step(isa, s, Place { token: row * time + t, head: index, seed }, out);

@@ -16,6 +16,13 @@ pub(crate) enum Matrices {
     Bf16(Vec<bf16>),
 }
 
+/// Copies of S in which drafted tokens are read: (rows, heads, rows of S, d)
+#[derive(Debug, Default)]
+pub(super) struct Copies {
+    pub(super) f32: Vec<f32>,
+    pub(super) bf16: Vec<bf16>,
+}
+
 impl Matrices {
     /// `len` zeros.
     pub(super) fn zeros(len: usize, state: StateType) -> Self {

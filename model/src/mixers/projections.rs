@@ -85,13 +85,7 @@ impl Projections {
         self.qkv.forward(step.cx, x, qkv);
         if let Some(conv) = &self.conv {
             let convolved = sized(&mut buffers.convolved, qkv.len());
-            let mut forward =
-                |tails: &mut LastInputs| conv.forward((qkv, 0, conv.channels()), tails, rows.slots, convolved);
-            if rows.drafts {
-                tails.draft(rows.slots, qkv, forward)?;
-            } else {
-                forward(tails)?;
-            }
+            conv.forward((qkv, 0, conv.channels()), tails, rows, convolved)?;
             qkv = convolved;
         }
         if let Some(angles) = rows.angles {

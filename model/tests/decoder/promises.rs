@@ -4,7 +4,7 @@
 use tidegate_model::{Decoder, DecoderConfig, ModelError, PoolOptions, StatePool, StateType, Threads};
 
 use crate::common::{Numbers, bits, config, decoder, distance, flat, row, written};
-use crate::table::{Hostile, MIXERS, configs};
+use crate::table::{Hostile, MIXERS, Row, configs};
 
 /// The bits of a slot's state.
 pub(crate) fn state(pool: &StatePool, slot: usize) -> Vec<u32> {
@@ -102,10 +102,7 @@ fn a_row_has_the_same_bits_alone_and_in_any_batch_and_slot() {
 /// A long text and its beginning, then steps of both and of others, on one thread and on several.
 #[test]
 fn threads_change_no_bit() {
-    let large = r#", "vocab_size": 512, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 1,
-        "num_attention_heads": 4, "head_dim": 64"#;
-    for (mixer, extra) in MIXERS.iter().flat_map(|mixer| mixer.wide.iter().map(move |extra| (mixer, extra))) {
-        let decoder = written(&wide(large, extra), 20);
+    for (mixer, extra, decoder) in wide_decoders() {
         let ids = Numbers::new(21).ids(mixer.tokens + 300, 512);
         for state_type in TYPES {
             let run = |threads: usize| {
@@ -122,6 +119,14 @@ fn threads_change_no_bit() {
             assert!([2, 3].into_iter().all(|threads| run(threads) == alone), "{extra}");
         }
     }
+}
+
+/// Decoders so large that a step is shared among threads.
+pub(crate) fn wide_decoders() -> impl Iterator<Item = (&'static Row, &'static str, Decoder)> {
+    let large = r#", "vocab_size": 512, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 1,
+        "num_attention_heads": 4, "head_dim": 64"#;
+    let configs = MIXERS.iter().flat_map(|mixer| mixer.wide.iter().map(move |&extra| (mixer, extra)));
+    configs.map(move |(mixer, extra)| (mixer, extra, written(&wide(large, extra), 20)))
 }
 
 /// A config of two lists of keys; the second overrides the first.

@@ -1,8 +1,8 @@
 //! The speed of one text with drafts against that without, in turn: code and a table that are continued, and prose.
 //!
-//! `cargo bench -p tidegate-server --bench drafts -- [--tokens N] [--rounds N] [--rows N]`. A grammar allows the next token of a
-//! given text alone, at each place, so that every model writes the same text, also one of random weights; the sampler
-//! chooses it all the same. The models are the shipped one and one of 110 million random weights.
+//! `cargo bench -p tidegate-server --bench drafts -- [--tokens N] [--rounds N] [--rows N] [--model FOLDER]`. A grammar allows the
+//! next token of a given text alone, at each place, so that every model writes the same text, also one of random weights; the
+//! sampler chooses it all the same. Without a folder, the models are the shipped one and one of 110 million random weights.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -130,13 +130,17 @@ fn measure(engine: &EngineHandle, vocab_size: usize, text: &[u32], rows: usize) 
 }
 
 fn main() {
-    let (mut tokens, mut rounds, mut rows) = (600, 7, 1);
+    let (mut tokens, mut rounds, mut rows, mut model) = (600, 7, 1, None);
     let mut args = std::env::args().skip(1);
     while let Some(flag) = args.next() {
         let place = match flag.as_str() {
             "--tokens" => &mut tokens,
             "--rounds" => &mut rounds,
             "--rows" => &mut rows,
+            "--model" => {
+                model = Some(PathBuf::from(args.next().expect("a folder after the flag")));
+                continue;
+            }
             // Passed by Cargo.
             "--bench" => continue,
             _ => panic!("unknown flag {flag}"),
@@ -154,11 +158,15 @@ fn main() {
     };
     let texts = [("code", encode(&code)), ("table", encode(&table())), ("prose", prose(&served, length))];
     println!("tokens per second of {rows} text(s), median of {rounds} rounds (least to most)");
-    for name in ["shipped", "125m"] {
+    let models = match &model {
+        Some(given) => vec![("given", Some(given))],
+        None => vec![("shipped", Some(&folder)), ("125m", None)],
+    };
+    for (name, folder) in models {
         for weights in [WeightType::Bf16, WeightType::Q8_0] {
-            let decoder = || match name {
-                "shipped" => checkpoint::load_as(&folder, weights).expect("the shipped model"),
-                _ => shape(weights),
+            let decoder = || match folder {
+                Some(folder) => checkpoint::load_as(folder, weights).expect("a model"),
+                None => shape(weights),
             };
             let vocab = decoder().config().vocab_size;
             let engines = [0, EngineOptions::default().draft_max].map(|most| engine(decoder(), &served, most));

@@ -12,10 +12,10 @@ mod scan;
 use std::collections::BTreeMap;
 
 use super::conv::Conv;
-use super::head_memory::HeadMemory;
+use super::head_memory::{HeadBuffers, HeadMemory, Noted};
 use super::last_inputs::LastInputs;
-use super::layer::{Frame, Layer, LayerState, SlotState, Step};
-use crate::compute::sized;
+use super::layer::{Frame, Kept, Layer, LayerState, SlotState, Step};
+use crate::compute::{Compute, sized};
 use crate::config::{ConfigError, DecoderConfig, GivenKeys, StateSpace, within};
 use crate::error::Result;
 use crate::kernels::activation::exp_lane;
@@ -47,18 +47,19 @@ pub(crate) struct Mamba2 {
 pub(crate) struct Mamba2State {
     heads: HeadMemory,  // (slots, heads, N, d)
     inputs: LastInputs, // (slots, kernel - 1, channels)
+    drafts: Noted<3>,   // convolved, dt and keep
 }
 
 /// Intermediate results.
 #[derive(Debug, Default)]
 pub(crate) struct Mamba2Buffers {
-    hidden: Vec<f32>,      // (rows, time, hidden)
-    projected: Vec<f32>,   // (rows, time, inner + channels + heads)
-    convolved: Vec<f32>,   // (rows, time, channels)
-    dt: Vec<f32>,          // (rows, time, heads)
-    keep: Vec<f32>,        // (rows, time, heads)
-    read: Vec<f32>,        // (rows, time, inner)
-    heads_first: Vec<f32>, // (rows, heads, time, d)
+    hidden: Vec<f32>,    // (rows, time, hidden)
+    projected: Vec<f32>, // (rows, time, inner + channels + heads)
+    convolved: Vec<f32>, // (rows, time, channels)
+    dt: Vec<f32>,        // (rows, time, heads)
+    keep: Vec<f32>,      // (rows, time, heads)
+    read: Vec<f32>,      // (rows, time, inner)
+    heads: HeadBuffers,
 }
 
 impl LayerState for Mamba2State {
@@ -104,6 +105,7 @@ impl Layer for Mamba2 {
         own_key: Some("state_space"),
         ..Frame::OURS
     };
+    const SPECULATES: bool = true;
 
     fn name(_: &DecoderConfig) -> &'static str {
         MODEL_TYPE
@@ -228,6 +230,7 @@ impl Layer for Mamba2 {
         Mamba2State {
             heads: HeadMemory::zeros(slots, heads, state_size * head_dim, state),
             inputs: Conv::new_tails(Some(&self.conv), slots),
+            drafts: Noted::default(),
         }
     }
 
@@ -241,18 +244,19 @@ impl Layer for Mamba2 {
         let (shape, rows, cx) = (self.shape, step.rows, &mut *step.cx);
         let (isa, inner, channels, width) = (cx.isa, shape.inner(), self.conv.channels(), self.in_proj.width());
         let tokens = rows.slots.len() * rows.time;
-        let Mamba2Buffers { hidden, projected, convolved, dt, keep, read, heads_first } = buffers;
+        let Mamba2Buffers { hidden, projected, convolved, dt, keep, read, heads } = buffers;
         let (hidden, projected) = (sized(hidden, x.len()), sized(projected, tokens * width));
         let (convolved, read) = (sized(convolved, tokens * channels), sized(read, tokens * inner));
         let (dt, keep) = (sized(dt, tokens * shape.heads), sized(keep, tokens * shape.heads));
 
         self.norm.forward(cx, x, hidden);
         self.in_proj.forward(cx, hidden, projected);
-        self.conv.forward((projected, inner, width), &mut state.inputs, rows.slots, convolved)?;
+        self.conv.forward((projected, inner, width), &mut state.inputs, rows, convolved)?;
         let steps = StepShape { bias: &self.dt_bias, a: &self.a, limits: shape.limits };
         state_space::time_steps(isa, (&projected[inner + channels..], width), steps, (dt, keep));
         let inputs = Inputs { shape, convolved, channels, dt, keep };
-        state.heads.advance(rows, &inputs, (cx, heads_first), read)?;
+        state.drafts.note(rows, [convolved, dt, keep]);
+        state.heads.advance(rows, &inputs, (cx, heads), read)?;
         let (convolved, projected) = (&*convolved, &*projected);
         cx.each(read, inner, &|first, read| {
             let gated = Gated {
@@ -268,5 +272,12 @@ impl Layer for Mamba2 {
         self.out_proj.forward(cx, read, hidden);
         norm::add(isa, x, hidden);
         Ok(())
+    }
+
+    fn keep(&self, cx: &mut Compute, state: &mut Mamba2State, kept: Kept) -> Result<()> {
+        state.inputs.keep(kept)?;
+        let [convolved, dt, keep] = state.drafts.of(kept);
+        let inputs = Inputs { shape: self.shape, convolved, channels: self.conv.channels(), dt, keep };
+        state.heads.keep(kept, &inputs, cx, self.shape.head_dim)
     }
 }

@@ -11,6 +11,7 @@ use candle_core::{D, Device, Tensor};
 
 use super::cross::SumsReader;
 use super::layer::{Kept, Rows, SlotState, Step};
+use super::matrices::Copies;
 use super::mixer::{Mixer, Projected};
 use crate::compute::Compute;
 use crate::config::{ConfigError, DecoderConfig, FeatureMap, GivenKeys};
@@ -36,7 +37,7 @@ pub(crate) struct Rfa {
 pub(crate) struct RfaBuffers {
     gate: Vec<f32>,        // (rows, time, heads)
     heads_first: Vec<f32>, // (rows, heads, time, d)
-    copies: recurrent::Copies,
+    copies: Copies,
 }
 
 impl Mixer for Rfa {

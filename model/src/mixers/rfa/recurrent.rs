@@ -10,8 +10,6 @@ use std::cell::RefCell;
 use std::fmt::Debug;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use half::bf16;
-
 use super::sums::{Sums, SumsShape};
 use super::update::{Update, seed};
 use crate::compute::{Compute, sized};
@@ -20,7 +18,7 @@ use crate::feature_map::{FeatureRows, Features};
 use crate::kernels::parts::Parts;
 use crate::kernels::recurrence::{self, Number};
 use crate::kernels::{Isa, threads::Threads};
-use crate::mixers::matrices::Matrices;
+use crate::mixers::matrices::{Copies, Matrices};
 
 /// Tokens whose features are computed together: two rows each fill a tile of the product with W, and S still fits into
 /// the nearest cache.
@@ -139,18 +137,11 @@ pub(crate) fn scan(
     })
 }
 
-/// Copies of S in which drafted tokens are read: (rows, heads, F, d)
-#[derive(Debug, Default)]
-pub(crate) struct Copies {
-    f32: Vec<f32>,
-    bf16: Vec<bf16>,
-}
-
 /// As [`scan`], but the sums stay as they are until [`super::update::keep`]. The slots are all different.
 ///
 /// # Errors
 /// When the shapes do not fit, or a slot is out of range.
-pub(crate) fn scan_drafts(
+pub(in crate::mixers) fn scan_drafts(
     shape: Shape,
     features: &Features,
     sums: &mut Sums,

@@ -67,7 +67,7 @@ impl ChannelMix {
         out: &mut [f32],
     ) -> error::Result<()> {
         let (isa, width) = (step.cx.isa, self.width());
-        let shift = Shift::new((inputs, INPUT), step.rows.slots, x, width, before)?;
+        let shift = Shift::new((inputs, INPUT), step.rows, x, width, before)?;
         let mixed = sized(mixed, x.len());
         shift.mix(step.cx, &self.mix, mixed);
         let inner = sized(inner, x.len() / width * self.key.width());

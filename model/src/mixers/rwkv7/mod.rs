@@ -15,10 +15,10 @@ mod time_mix;
 
 use std::collections::BTreeMap;
 
-use super::head_memory::HeadMemory;
+use super::head_memory::{HeadMemory, Noted};
 use super::last_inputs::LastInputs;
-use super::layer::{Frame, Layer, LayerState, SlotState, Step};
-use crate::compute::sized;
+use super::layer::{Frame, Kept, Layer, LayerState, SlotState, Step};
+use crate::compute::{Compute, sized};
 use crate::config::{ConfigError, DecoderConfig, GivenKeys, within};
 use crate::error::Result;
 use crate::kernels::{LANES, norm};
@@ -50,6 +50,7 @@ pub(crate) struct Rwkv7 {
 pub(crate) struct Rwkv7State {
     heads: HeadMemory,
     inputs: LastInputs, // (slots, 2, hidden)
+    drafts: Noted<5>,   // as `TimeMix` notes them
 }
 
 /// Intermediate results.
@@ -83,6 +84,7 @@ impl Layer for Rwkv7 {
         own_key: Some("low_ranks"),
         ..Frame::OURS
     };
+    const SPECULATES: bool = true;
 
     fn name(_: &DecoderConfig) -> &'static str {
         MODEL_TYPE
@@ -169,7 +171,7 @@ impl Layer for Rwkv7 {
 
     fn new_state(&self, slots: usize, state: StateType) -> Rwkv7State {
         let (heads, width) = (self.time.new_memory(slots, state), self.channel.width());
-        Rwkv7State { heads, inputs: LastInputs::zeros(slots, INPUTS * width) }
+        Rwkv7State { heads, inputs: LastInputs::zeros(slots, INPUTS, (1, width)), drafts: Noted::default() }
     }
 
     fn forward(
@@ -186,11 +188,17 @@ impl Layer for Rwkv7 {
             x.copy_from_slice(normed);
         }
         self.time_norm.forward(step.cx, x, normed);
-        self.time.forward(step, normed, (&mut state.heads, &mut state.inputs), time, delta)?;
+        let Rwkv7State { heads, inputs, drafts } = state;
+        self.time.forward(step, normed, (heads, inputs, drafts), time, delta)?;
         norm::add(step.cx.isa, x, delta);
         self.channel_norm.forward(step.cx, x, normed);
-        self.channel.forward(step, normed, &mut state.inputs, channel, delta)?;
+        self.channel.forward(step, normed, inputs, channel, delta)?;
         norm::add(step.cx.isa, x, delta);
         Ok(())
+    }
+
+    fn keep(&self, cx: &mut Compute, state: &mut Rwkv7State, kept: Kept) -> Result<()> {
+        state.inputs.keep(kept)?;
+        self.time.keep(cx, (&mut state.heads, &state.drafts), kept)
     }
 }

@@ -4,6 +4,7 @@ use crate::compute::{Compute, sized};
 use crate::error::Result;
 use crate::kernels::elementwise;
 use crate::mixers::last_inputs::LastInputs;
+use crate::mixers::layer::Rows;
 
 /// The inputs of a step, and those before its first tokens.
 #[derive(Clone, Copy, Debug)]
@@ -17,22 +18,26 @@ pub(super) struct Shift<'a> {
 impl<'a> Shift<'a> {
     /// Takes what a slot remembers as input `part` and leaves the last token of the step there.
     ///
-    /// x: (rows, time, width), one slot for each row
+    /// x: (rows, time, width)
     pub(super) fn new(
         (inputs, part): (&mut LastInputs, usize),
-        slots: &[usize],
+        rows: Rows<'_>,
         x: &'a [f32],
         width: usize,
         buffer: &'a mut Vec<f32>,
     ) -> Result<Self> {
-        let row = x.len() / slots.len();
+        let Rows { slots, time, drafts, .. } = rows;
         let before = sized(buffer, slots.len() * width);
-        for ((&slot, before), x) in slots.iter().zip(before.chunks_exact_mut(width)).zip(x.chunks_exact(row)) {
-            let kept = &mut inputs.of(slot)?[part * width..][..width];
-            before.copy_from_slice(kept);
-            kept.copy_from_slice(&x[row - width..]);
-        }
-        Ok(Self { x, before, time: row / width, width })
+        inputs.step(part, (slots, drafts), x.chunks_exact(width), |inputs| {
+            let texts = before.chunks_exact_mut(width).zip(x.chunks_exact(time * width));
+            for (&slot, (before, x)) in slots.iter().zip(texts) {
+                let kept = inputs.of(slot, part)?;
+                before.copy_from_slice(kept);
+                kept.copy_from_slice(&x[x.len() - width..]);
+            }
+            Ok(())
+        })?;
+        Ok(Self { x, before, time, width })
     }
 
     /// `x_t + (x_{t-1} - x_t) by`. by: (width) -> out: (rows, time, width)

@@ -3,15 +3,15 @@
 use super::low_rank::{Activation, LowRank};
 use super::scan::Inputs;
 use super::shift::Shift;
-use crate::compute::sized;
+use crate::compute::{Compute, sized};
 use crate::config::DecoderConfig;
 use crate::error;
 use crate::kernels::elementwise::{self, Bonus};
 use crate::kernels::products::Product;
 use crate::memory::StateType;
-use crate::mixers::head_memory::HeadMemory;
+use crate::mixers::head_memory::{HeadBuffers, HeadMemory, Noted};
 use crate::mixers::last_inputs::LastInputs;
-use crate::mixers::layer::Step;
+use crate::mixers::layer::{Kept, Step};
 use crate::nn::{LayerNorm, Linear};
 use crate::weights::{LoadError, TensorList, Weights};
 
@@ -59,7 +59,7 @@ pub(super) struct TimeBuffers {
     first_values: Vec<f32>,
     share: Vec<f32>,
     read: Vec<f32>,
-    heads_first: Vec<f32>, // (rows, heads, time, d)
+    heads: HeadBuffers,
 }
 
 impl TimeMix {
@@ -136,7 +136,7 @@ impl TimeMix {
         &self,
         step: &mut Step<'_>,
         x: &[f32],
-        (heads, inputs): (&mut HeadMemory, &mut LastInputs),
+        (heads, inputs, drafts): (&mut HeadMemory, &mut LastInputs, &mut Noted<5>),
         buffers: &mut TimeBuffers,
         out: &mut [f32],
     ) -> error::Result<()> {
@@ -159,12 +159,12 @@ impl TimeMix {
             first_values,
             share,
             read,
-            heads_first,
+            heads: head_buffers,
         } = buffers;
         let [normed, r, w, k, v, a, gate, kappa, first_values, share, read] =
             [normed, r, w, k, v, a, gate, kappa, first_values, share, read].map(|buffer| sized(buffer, len));
         let mut mixed = mixed.each_mut().map(|buffer| sized(buffer, len));
-        let shift = Shift::new((inputs, INPUT), rows.slots, x, width, before)?;
+        let shift = Shift::new((inputs, INPUT), rows, x, width, before)?;
         for (by, mixed) in self.mixes.iter().zip(&mut mixed) {
             shift.mix(cx, by, mixed);
         }
@@ -216,7 +216,8 @@ impl TimeMix {
         }
 
         let [r, w, k, v, a, gate, kappa] = [r, w, k, v, a, gate, kappa].map(|part| &*part);
-        heads.advance(rows, &Inputs { r, w, k, v, kappa, a, width }, (cx, heads_first), read)?;
+        drafts.note(rows, [w, k, v, kappa, a]);
+        heads.advance(rows, &Inputs { r, w, k, v, kappa, a, width }, (cx, head_buffers), read)?;
         self.norm.forward(cx, read, normed);
         cx.each(normed, width, &|row, normed| {
             let own = own(row, normed.len());
@@ -225,5 +226,18 @@ impl TimeMix {
         });
         self.out.forward(cx, normed, out);
         Ok(())
+    }
+
+    /// Advances a slot by the drafts that it keeps.
+    pub(super) fn keep(
+        &self,
+        cx: &mut Compute,
+        (heads, drafts): (&mut HeadMemory, &Noted<5>),
+        kept: Kept,
+    ) -> error::Result<()> {
+        let [w, k, v, kappa, a] = drafts.of(kept);
+        // What the tokens read is known already: anything will do as r.
+        let inputs = Inputs { r: k, w, k, v, kappa, a, width: self.heads * self.head_dim };
+        heads.keep(kept, &inputs, cx, self.head_dim)
     }
 }
