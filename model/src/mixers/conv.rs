@@ -49,7 +49,7 @@ impl Conv {
         out: &mut [f32],
     ) -> Result<()> {
         let inputs = x.chunks_exact(stride).map(|token| &token[from..][..self.channels]);
-        tails.step(0, (rows.slots, rows.drafts), inputs, |tails| {
+        tails.step(0, rows, inputs, |tails| {
             let texts = x.chunks_exact(rows.time * stride).zip(out.chunks_exact_mut(rows.time * self.channels));
             for (&slot, (x, out)) in rows.slots.iter().zip(texts) {
                 let (inputs, taps) = ((&x[from..], stride), (&*self.weight, &*self.bias));

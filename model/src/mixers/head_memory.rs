@@ -1,6 +1,9 @@
 //! What the heads of a layer remember where it is one matrix S for each, and how all heads advance: token by token in
 //! place, for prompts and generated tokens alike. So a state has the same bits wherever its text was cut.
+//!
+//! Drafts advance a copy. What the recurrence reads of them is noted, and those that are kept are read again, in place.
 
+use std::cell::RefCell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::layer::{Kept, Rows, SlotState};
@@ -11,6 +14,7 @@ use crate::error::{ModelError, Result};
 use crate::kernels::Isa;
 use crate::kernels::parts::Parts;
 use crate::kernels::recurrence::Number;
+use crate::kernels::threads::Threads;
 use crate::memory::StateType;
 
 /// A step that touches fewer numbers of state than this runs on one thread.
@@ -40,8 +44,6 @@ pub(crate) struct HeadMemory {
     slots: usize,
     heads: usize,
     head: usize,
-    /// What kept drafts read, which is known already: (heads, time, d)
-    read: Vec<f32>,
 }
 
 /// Intermediate results.
@@ -88,7 +90,7 @@ impl<const N: usize> Noted<N> {
 impl HeadMemory {
     /// The memories of empty texts, of `head` numbers for each head.
     pub(super) fn zeros(slots: usize, heads: usize, head: usize, state: StateType) -> Self {
-        Self { s: Matrices::zeros(slots * heads * head, state), slots, heads, head, read: Vec::new() }
+        Self { s: Matrices::zeros(slots * heads * head, state), slots, heads, head }
     }
 
     /// Numbers of a slot.
@@ -109,13 +111,16 @@ impl HeadMemory {
     ) -> Result<()> {
         let Self { heads, head, .. } = *self;
         rows.slots.iter().try_for_each(|&slot| ModelError::check_slot(slot, self.slots))?;
-        let copied = if rows.drafts { rows.slots.len() * self.numbers() } else { 0 };
+        let copied = rows.slots.len() * self.numbers();
+        let (drafts, of_head) = (rows.drafts, (heads, head));
         let mut run = |target: &mut [f32]| match &mut self.s {
             Matrices::F32(s) => {
-                advance_heads((s, sized(&mut copies.f32, copied), heads, head), rows, recurrence, cx, target)
+                let copies = drafts.then(|| sized(&mut copies.f32, copied));
+                advance_heads((s, copies), of_head, rows, recurrence, cx, target)
             }
             Matrices::Bf16(s) => {
-                advance_heads((s, sized(&mut copies.bf16, copied), heads, head), rows, recurrence, cx, target)
+                let copies = drafts.then(|| sized(&mut copies.bf16, copied));
+                advance_heads((s, copies), of_head, rows, recurrence, cx, target)
             }
         };
         if rows.time == 1 {
@@ -133,22 +138,26 @@ impl HeadMemory {
     /// # Errors
     /// The slot is out of range.
     pub(super) fn keep(&mut self, kept: Kept, recurrence: &impl Recurrence, cx: &mut Compute, d: usize) -> Result<()> {
-        let Self { heads, head, .. } = *self;
-        let Kept { slot, count, position, layer, .. } = kept;
-        ModelError::check_slot(slot, self.slots)?;
-        let (slots, positions) = (&[slot], &[position]);
-        let rows = Rows { slots, positions, time: count, angles: None, layer, drafts: false };
-        let read = sized(&mut self.read, heads * count * d);
+        ModelError::check_slot(kept.slot, self.slots)?;
+        let (numbers, head) = (self.numbers(), self.head);
+        let own = kept.slot * numbers..(kept.slot + 1) * numbers;
         match &mut self.s {
-            Matrices::F32(s) => advance_heads((s, &mut [], heads, head), rows, recurrence, cx, read),
-            Matrices::Bf16(s) => advance_heads((s, &mut [], heads, head), rows, recurrence, cx, read),
+            Matrices::F32(s) => keep_heads((&mut s[own], head), kept, recurrence, cx, d),
+            Matrices::Bf16(s) => keep_heads((&mut s[own], head), kept, recurrence, cx, d),
         }
+        Ok(())
     }
 }
 
-/// s: (slots, heads, head); copies, of drafts: (rows, heads, head); out: (rows, heads, time, d)
+/// For rounding a 16-bit state.
+fn seed(position: u64, layer: usize, head: usize, heads: usize) -> u64 {
+    position ^ ((layer * heads + head) as u64) << 40
+}
+
+/// s: (slots, heads, head), and copies for drafts (rows, heads, head); out: (rows, heads, time, d)
 fn advance_heads<S: Number>(
-    (s, copies, heads, head): (&mut [S], &mut [S], usize, usize),
+    (s, copies): (&mut [S], Option<&mut [S]>),
+    (heads, head): (usize, usize),
     rows: Rows<'_>,
     recurrence: &impl Recurrence,
     cx: &mut Compute,
@@ -157,29 +166,60 @@ fn advance_heads<S: Number>(
     let (isa, time, pieces) = (cx.isa, rows.time, rows.slots.len() * heads);
     let d = out.len() / (pieces * time);
     let [a, b, c] = &mut cx.marks;
-    let (matrices, outs, copies) = (Parts::new(s, head, a), Parts::new(out, time * d, b), Parts::new(copies, head, c));
+    let (matrices, outs) = (Parts::new(s, head, a), Parts::new(out, time * d, b));
+    let copies = copies.map(|copies| Parts::new(copies, head, c));
     let done = AtomicUsize::new(0);
     let piece = |i: usize| {
         let (row, index) = (i / heads, i % heads);
         let (Some(mut s), Some(out)) = (matrices.take(rows.slots[row] * heads + index), outs.take(i)) else { return };
-        if rows.drafts {
-            let Some(copy) = copies.take(i) else { return };
+        if let Some(copy) = copies.as_ref().and_then(|copies| copies.take(i)) {
             copy.copy_from_slice(s);
             s = copy;
         }
         for (t, out) in out.chunks_exact_mut(d).enumerate() {
-            let seed = (rows.positions[row] + t as u64) ^ ((rows.layer * heads + index) as u64) << 40;
+            let seed = seed(rows.positions[row] + t as u64, rows.layer, index, heads);
             recurrence.step(isa, s, Place { token: row * time + t, head: index, seed }, out);
         }
         done.fetch_add(1, Ordering::Relaxed);
     };
-    if pieces * time * head < SERIAL {
-        (0..pieces).for_each(piece);
-    } else {
-        cx.threads.run(pieces, &piece);
-    }
+    run(&cx.threads, pieces, pieces * time * head, &piece);
     // A slot that is named twice has no second part.
     if done.into_inner() == pieces { Ok(()) } else { Err(ModelError::repeated(rows.slots)) }
+}
+
+/// s: (heads, head), of the slot
+fn keep_heads<S: Number>(
+    (s, head): (&mut [S], usize),
+    kept: Kept,
+    recurrence: &impl Recurrence,
+    cx: &mut Compute,
+    d: usize,
+) {
+    thread_local! {
+        static OUT: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+    }
+    let (isa, heads, numbers) = (cx.isa, s.len() / head, s.len());
+    let matrices = Parts::new(s, head, &mut cx.marks[0]);
+    let piece = |index: usize| {
+        let Some(s) = matrices.take(index) else { return };
+        OUT.with_borrow_mut(|out| {
+            for (token, position) in (kept.position..).take(kept.count).enumerate() {
+                let seed = seed(position, kept.layer, index, heads);
+                // What the token reads is known already.
+                recurrence.step(isa, s, Place { token, head: index, seed }, sized(out, d));
+            }
+        });
+    };
+    run(&cx.threads, heads, kept.count * numbers, &piece);
+}
+
+/// Runs the pieces, on several threads if they touch many numbers.
+fn run(threads: &Threads, pieces: usize, numbers: usize, piece: &(dyn Fn(usize) + Sync)) {
+    if numbers < SERIAL {
+        (0..pieces).for_each(piece);
+    } else {
+        threads.run(pieces, piece);
+    }
 }
 
 impl SlotState for HeadMemory {

@@ -1,84 +1,95 @@
 //! The last inputs of what looks back a fixed number of tokens: a convolution, or token shifts.
 
-use super::layer::{Kept, SlotState};
+use std::ops::Range;
+
+use super::layer::{Kept, Rows, SlotState};
 use crate::error::{ModelError, Result};
 
-/// The last inputs of every slot: (slots, parts, taps, width), oldest first, zeros before the start of a text
+/// The last inputs of every slot: (slots, count, taps, width), oldest first, zeros before the start of a text
 #[derive(Debug)]
 pub(crate) struct LastInputs {
     numbers: Vec<f32>,
-    /// taps x width
-    part: usize,
+    /// Inputs of a slot: a convolution has one, each token shift another.
+    count: usize,
+    /// Numbers of one of them: taps x width
+    len: usize,
     width: usize,
-    /// The inputs of each part in the last step of drafts: (rows, time, width)
+    /// Each input's tokens in the last step of drafts: (rows, time, width)
     drafts: Vec<Vec<f32>>,
-    /// The last inputs of a part before it: (rows, taps, width)
+    /// What an input of the rows was before it: (rows, taps, width)
     before: Vec<f32>,
 }
 
 impl LastInputs {
-    /// The inputs of `slots` empty texts: `parts` that remember the last `taps` tokens each; nothing if `taps` is 0.
-    pub(super) fn zeros(slots: usize, parts: usize, (taps, width): (usize, usize)) -> Self {
-        let part = taps * width;
+    /// Those of `slots` empty texts: `count` inputs whose last `taps` tokens are remembered; nothing if `taps` is 0.
+    pub(super) fn zeros(slots: usize, count: usize, (taps, width): (usize, usize)) -> Self {
+        let len = taps * width;
         Self {
-            numbers: vec![0.0; slots * parts * part],
-            part,
+            numbers: vec![0.0; slots * count * len],
+            count,
+            len,
             width,
-            drafts: vec![Vec::new(); parts],
+            drafts: vec![Vec::new(); count],
             before: Vec::new(),
         }
     }
 
     /// Numbers of a slot.
-    fn len(&self) -> usize {
-        self.drafts.len() * self.part
+    fn of_slot(&self) -> usize {
+        self.count * self.len
     }
 
-    /// The inputs of a part of a slot: (taps, width)
-    pub(super) fn of(&mut self, slot: usize, part: usize) -> Result<&mut [f32]> {
-        ModelError::check_slot(slot, self.numbers.len() / self.len().max(1))?;
-        Ok(&mut self.numbers[(slot * self.drafts.len() + part) * self.part..][..self.part])
+    fn place(&self, slot: usize, input: usize) -> Result<Range<usize>> {
+        ModelError::check_slot(slot, self.numbers.len() / self.of_slot().max(1))?;
+        let start = (slot * self.count + input) * self.len;
+        Ok(start..start + self.len)
     }
 
-    /// Runs a step of a part; if its tokens are drafts, notes them and takes the slots back to where they were.
+    /// An input of a slot: (taps, width)
+    pub(super) fn of(&mut self, slot: usize, input: usize) -> Result<&mut [f32]> {
+        let place = self.place(slot, input)?;
+        Ok(&mut self.numbers[place])
+    }
+
+    /// Runs a step of an input; if its tokens are drafts, notes them and takes the slots back to where they were.
     ///
-    /// inputs: those of each token, (width)
+    /// tokens: (width) each
     pub(super) fn step<'a>(
         &mut self,
-        part: usize,
-        (slots, drafts): (&[usize], bool),
-        inputs: impl Iterator<Item = &'a [f32]>,
+        input: usize,
+        rows: Rows<'_>,
+        tokens: impl Iterator<Item = &'a [f32]>,
         step: impl FnOnce(&mut Self) -> Result<()>,
     ) -> Result<()> {
-        if !drafts {
+        if !rows.drafts {
             return step(self);
         }
-        let noted = &mut self.drafts[part];
-        noted.clear();
-        inputs.for_each(|token| noted.extend_from_slice(token));
-        let mut before = std::mem::take(&mut self.before);
-        before.clear();
-        for &slot in slots {
-            before.extend_from_slice(self.of(slot, part)?);
+        let drafts = &mut self.drafts[input];
+        drafts.clear();
+        tokens.for_each(|token| drafts.extend_from_slice(token));
+        self.before.clear();
+        for &slot in rows.slots {
+            let place = self.place(slot, input)?;
+            self.before.extend_from_slice(&self.numbers[place]);
         }
         step(self)?;
-        for (&slot, before) in slots.iter().zip(before.chunks_exact(self.part.max(1))) {
-            self.of(slot, part)?.copy_from_slice(before);
+        for (&slot, before) in rows.slots.iter().zip(self.before.chunks_exact(self.len.max(1))) {
+            let place = self.place(slot, input)?;
+            self.numbers[place].copy_from_slice(before);
         }
-        self.before = before;
         Ok(())
     }
 
     /// Advances a slot by the drafts that it keeps.
     pub(super) fn keep(&mut self, kept: Kept) -> Result<()> {
-        if self.part == 0 {
+        let Kept { slot, row, time, count, .. } = kept;
+        if self.len == 0 {
             return Ok(());
         }
-        let (Kept { slot, row, time, count, .. }, width) = (kept, self.width);
-        for part in 0..self.drafts.len() {
-            let drafts = std::mem::take(&mut self.drafts[part]);
-            push(self.of(slot, part)?, &drafts[row * time * width..][..count * width]);
-            self.drafts[part] = drafts;
+        for input in 0..self.count {
+            let place = self.place(slot, input)?;
+            let drafts = &self.drafts[input][row * time * self.width..][..count * self.width];
+            push(&mut self.numbers[place], drafts);
         }
         Ok(())
     }
@@ -97,20 +108,20 @@ fn push(last: &mut [f32], new: &[f32]) {
 
 impl SlotState for LastInputs {
     fn bytes(&self) -> usize {
-        self.len() * size_of::<f32>()
+        self.of_slot() * size_of::<f32>()
     }
 
     fn reset(&mut self, slot: usize) {
-        let len = self.len();
+        let len = self.of_slot();
         self.numbers[slot * len..][..len].fill(0.0);
     }
 
     fn read(&self, slot: usize, out: &mut Vec<f32>) {
-        out.extend_from_slice(&self.numbers[slot * self.len()..][..self.len()]);
+        out.extend_from_slice(&self.numbers[slot * self.of_slot()..][..self.of_slot()]);
     }
 
     fn write(&mut self, slot: usize, numbers: &[f32], _: u64) {
-        let len = self.len();
+        let len = self.of_slot();
         self.numbers[slot * len..][..len].copy_from_slice(numbers);
     }
 }

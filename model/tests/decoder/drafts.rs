@@ -4,10 +4,7 @@ use tidegate_model::{Decoder, ModelError, PoolOptions, SlotError, StatePool, Sta
 
 use crate::common::{Numbers, bits, config, decoder};
 use crate::promises::{pool, state, wide_decoders};
-use crate::table::configs;
-
-/// Tokens that the slots have read before the drafts.
-const READ: usize = 37;
+use crate::table::{MIXERS, configs};
 
 /// The logits after each of `ids`, read one after another.
 fn steps(decoder: &Decoder, pool: &mut StatePool, slot: usize, ids: &[u32]) -> Vec<u32> {
@@ -20,30 +17,39 @@ fn verify(decoder: &Decoder, pool: &mut StatePool, slots: &[usize], ids: &[u32])
     bits(&logits)
 }
 
-/// Slots 0 and 2 read drafts, of which 0 keeps `kept` and 2 one; 1 and 3 read what these keep.
-fn check(decoder: &Decoder, kind: StateType, (drafts, kept): (usize, usize), seed: u64) {
+/// Slots 0 and 2 read drafts, of which 0 keeps `kept` and 2 one; 1 and 3 read what these keep. `read`: the tokens before.
+fn check(decoder: &Decoder, kind: StateType, read: [usize; 2], (drafts, kept): (usize, usize), seed: u64) {
     let vocab = decoder.config().vocab_size;
     let name = format!("{kept} of {drafts}, {kind:?}, {}", decoder.config().mixer());
     let mut numbers = Numbers::new(seed);
-    let (texts, rows) = ([numbers.ids(READ, vocab), numbers.ids(3, vocab)], numbers.ids(2 * drafts, vocab));
+    let (texts, rows) = (read.map(|read| numbers.ids(read, vocab)), numbers.ids(2 * drafts, vocab));
     let mut pool = pool(decoder, 4, kind);
     for slot in 0..4 {
-        decoder.prefill(&texts[slot / 2], &mut pool, slot).unwrap();
+        if read[slot / 2] > 0 {
+            decoder.prefill(&texts[slot / 2], &mut pool, slot).unwrap();
+        }
     }
-    // Twice: a second step of drafts begins where the first has ended.
-    for round in 0..2 {
-        let logits = verify(decoder, &mut pool, &[0, 2], &rows);
-        let want = [1, 3].map(|slot| {
-            let before = pool.export(slot).unwrap();
-            let tokens = pool.tokens(slot);
-            let logits = steps(decoder, &mut pool, slot, &rows[slot / 2 * drafts..][..drafts]);
-            pool.import(slot, &before, tokens).unwrap();
+    // The second step begins where the first has ended, and is smaller; the third is of one slot.
+    for (round, (slots, drafts)) in
+        [(&[0, 2][..], drafts), (&[0, 2], drafts.min(2)), (&[2], drafts)].into_iter().enumerate()
+    {
+        let drafted = &rows[..slots.len() * drafts];
+        let logits = verify(decoder, &mut pool, slots, drafted);
+        let of_rows = || slots.iter().zip(drafted.chunks_exact(drafts));
+        let want = of_rows().flat_map(|(&slot, ids)| {
+            let other = slot + 1;
+            let before = pool.export(other).unwrap();
+            let tokens = pool.tokens(other);
+            let logits = steps(decoder, &mut pool, other, ids);
+            pool.import(other, &before, tokens).unwrap();
             logits
         });
-        assert_eq!(logits, want.concat(), "{name}, round {round}");
-        for (slot, count) in [(2, 1), (0, kept)] {
+        assert_eq!(logits, want.collect::<Vec<_>>(), "{name}, round {round}");
+        // The last row first.
+        for (&slot, ids) in of_rows().rev() {
+            let count = if slot == 0 { kept.min(drafts) } else { 1 };
             decoder.keep(&mut pool, slot, count).unwrap();
-            steps(decoder, &mut pool, slot + 1, &rows[slot / 2 * drafts..][..count]);
+            steps(decoder, &mut pool, slot + 1, &ids[..count]);
             assert_eq!(state(&pool, slot), state(&pool, slot + 1), "{name}, round {round}");
             assert_eq!(pool.tokens(slot), pool.tokens(slot + 1), "{name}");
         }
@@ -60,15 +66,14 @@ fn check(decoder: &Decoder, kind: StateType, (drafts, kept): (usize, usize), see
 
 #[test]
 fn kept_drafts_have_the_bits_of_single_steps() {
-    for (_, name) in configs() {
+    for (row, name) in configs() {
         let decoder = decoder(name, 5);
-        let caches = ["softmax", "hybrid"].iter().any(|mixer| name.contains(mixer));
-        assert_eq!(decoder.speculates(), !caches, "{name}");
+        assert_eq!(decoder.speculates(), row.speculates, "{name}");
         if decoder.speculates() {
             for kind in [StateType::F32, StateType::Bf16] {
                 // More than a block of tokens whose features are computed together; more and fewer than a convolution has taps.
                 for case in [(1, 1), (2, 1), (2, 2), (5, 3), (14, 14)] {
-                    check(&decoder, kind, case, 6);
+                    check(&decoder, kind, [37, 3], case, 6);
                 }
             }
         }
@@ -77,12 +82,16 @@ fn kept_drafts_have_the_bits_of_single_steps() {
 
 #[test]
 fn any_number_of_drafts_is_kept_with_weights_of_any_type() {
-    let config =
+    let small =
         config(r#", "vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "head_dim": 32, "proj_dim": 32"#);
-    for weights in [WeightType::F32, WeightType::Bf16, WeightType::F16, WeightType::Q8_0, WeightType::Q4_0] {
-        let decoder = Decoder::random(config.clone(), weights, 3).unwrap();
-        for kind in [StateType::F32, StateType::Bf16] {
-            (1..=9).for_each(|kept| check(&decoder, kind, (9, kept), kept as u64));
+    let wide = wide_decoders().filter(|(row, ..)| row.speculates).map(|(_, _, decoder)| decoder.config().clone());
+    let cases = wide.map(|config| (config, vec![1, 4, 9])).chain([(small, (1..=9).collect())]);
+    for (config, counts) in cases {
+        for weights in [WeightType::F32, WeightType::Bf16, WeightType::F16, WeightType::Q8_0, WeightType::Q4_0] {
+            let decoder = Decoder::random(config.clone(), weights, 3).unwrap();
+            for kind in [StateType::F32, StateType::Bf16] {
+                counts.iter().for_each(|&kept| check(&decoder, kind, [5, 0], (9, kept), kept as u64));
+            }
         }
     }
 }
@@ -111,34 +120,36 @@ fn reason(error: &ModelError) -> Option<SlotError> {
 
 #[test]
 fn a_slot_with_drafts_is_refused_until_some_are_kept_or_it_is_reset() {
-    let decoder = decoder("", 5);
-    let mut pool = decoder.new_pool(3).unwrap();
-    decoder.prefill(&[1, 2, 3], &mut pool, 0).unwrap();
-    let before = pool.export(0).unwrap();
-    assert_eq!(reason(&decoder.keep(&mut pool, 0, 1).unwrap_err()), Some(SlotError::NoDrafts));
-    verify(&decoder, &mut pool, &[0, 1], &[4, 5, 6, 7, 8, 9]);
-    assert_eq!(reason(&pool.export(0).unwrap_err()), Some(SlotError::Drafted));
-    assert_eq!(reason(&decoder.prefill(&[1], &mut pool, 0).unwrap_err()), Some(SlotError::Drafted));
-    assert_eq!(reason(&decoder.decode(&[1, 1], &mut pool, &[0, 2]).unwrap_err()), Some(SlotError::Drafted));
-    for count in [0, 4] {
-        assert!(matches!(decoder.keep(&mut pool, 0, count).unwrap_err(), ModelError::Argument { .. }), "{count}");
+    for row in MIXERS.iter().filter(|row| row.speculates) {
+        let decoder = decoder(row.configs[0], 5);
+        let mut pool = decoder.new_pool(3).unwrap();
+        decoder.prefill(&[1, 2, 3], &mut pool, 0).unwrap();
+        let before = pool.export(0).unwrap();
+        assert_eq!(reason(&decoder.keep(&mut pool, 0, 1).unwrap_err()), Some(SlotError::NoDrafts));
+        verify(&decoder, &mut pool, &[0, 1], &[4, 5, 6, 7, 8, 9]);
+        assert_eq!(reason(&pool.export(0).unwrap_err()), Some(SlotError::Drafted));
+        assert_eq!(reason(&decoder.prefill(&[1], &mut pool, 0).unwrap_err()), Some(SlotError::Drafted));
+        assert_eq!(reason(&decoder.decode(&[1, 1], &mut pool, &[0, 2]).unwrap_err()), Some(SlotError::Drafted));
+        for count in [0, 4] {
+            assert!(matches!(decoder.keep(&mut pool, 0, count).unwrap_err(), ModelError::Argument { .. }), "{count}");
+        }
+        decoder.keep(&mut pool, 0, 2).unwrap();
+        assert_eq!(pool.tokens(0), 5);
+        assert_eq!(reason(&decoder.keep(&mut pool, 0, 1).unwrap_err()), Some(SlotError::NoDrafts));
+        // Drafts that are not kept leave nothing behind, neither by an import nor by a reset.
+        pool.import(1, &before, 3).unwrap();
+        assert_eq!(reason(&decoder.keep(&mut pool, 1, 1).unwrap_err()), Some(SlotError::NoDrafts));
+        assert_eq!(state(&pool, 1), bits(&before));
+        verify(&decoder, &mut pool, &[0, 1], &[4, 5]);
+        pool.reset(1).unwrap();
+        assert!(state(&pool, 1).iter().all(|&bits| bits == 0));
+        // The step of another slot has taken the place of what was noted.
+        verify(&decoder, &mut pool, &[1], &[4, 5]);
+        assert_eq!(reason(&decoder.keep(&mut pool, 0, 1).unwrap_err()), Some(SlotError::NoDrafts));
+        pool.reset(0).unwrap();
+        decoder.prefill(&[1, 2, 3], &mut pool, 0).unwrap();
+        assert_eq!(state(&pool, 0), bits(&before));
     }
-    decoder.keep(&mut pool, 0, 2).unwrap();
-    assert_eq!(pool.tokens(0), 5);
-    assert_eq!(reason(&decoder.keep(&mut pool, 0, 1).unwrap_err()), Some(SlotError::NoDrafts));
-    // Drafts that are not kept leave nothing behind, neither by an import nor by a reset.
-    pool.import(1, &before, 3).unwrap();
-    assert_eq!(reason(&decoder.keep(&mut pool, 1, 1).unwrap_err()), Some(SlotError::NoDrafts));
-    assert_eq!(state(&pool, 1), bits(&before));
-    verify(&decoder, &mut pool, &[0, 1], &[4, 5]);
-    pool.reset(1).unwrap();
-    assert!(state(&pool, 1).iter().all(|&bits| bits == 0));
-    // The step of another slot has taken the place of what was noted.
-    verify(&decoder, &mut pool, &[1], &[4, 5]);
-    assert_eq!(reason(&decoder.keep(&mut pool, 0, 1).unwrap_err()), Some(SlotError::NoDrafts));
-    pool.reset(0).unwrap();
-    decoder.prefill(&[1, 2, 3], &mut pool, 0).unwrap();
-    assert_eq!(state(&pool, 0), bits(&before));
 }
 
 #[test]

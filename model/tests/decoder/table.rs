@@ -9,6 +9,8 @@ pub(crate) struct Row {
     pub(crate) tokens: usize,
     /// Where texts are cut: around the ends of windows, blocks and chunks.
     pub(crate) cuts: &'static [usize],
+    /// Whether it reads drafts.
+    pub(crate) speculates: bool,
     /// Impossible states of this mixer, besides those for every mixer.
     pub(crate) hostile: &'static [Hostile],
 }
@@ -63,6 +65,7 @@ pub(crate) const MIXERS: [Row; 5] = [
         ],
         tokens: 150,
         cuts: &[1, 2, 3, 63, 64, 65, 100, 128, 130, 149],
+        speculates: true,
         hostile: &[],
     },
     // Softmax: windows of less than a block, and of several blocks of which the last is not full.
@@ -76,6 +79,7 @@ pub(crate) const MIXERS: [Row; 5] = [
         wide: &[r#", "attention": "softmax", "sliding_window": 700"#],
         tokens: 610,
         cuts: &[1, 39, 40, 41, 256, 300, 301, 556],
+        speculates: false,
         hostile: &[],
     },
     // The hybrid: windows of one token, of less than a block, and of several blocks of which the last is not full.
@@ -89,6 +93,7 @@ pub(crate) const MIXERS: [Row; 5] = [
         wide: &[r#", "attention": "hybrid", "sliding_window": 300, "proj_dim": 64"#],
         tokens: 410,
         cuts: &[1, 39, 40, 41, 111, 256, 300, 301],
+        speculates: false,
         hostile: &[
             ("c is negative", |head| head[24 * 9] = -1e30),
             ("c is 0", |head| head[24 * 9] = 0.0),
@@ -106,6 +111,7 @@ pub(crate) const MIXERS: [Row; 5] = [
         wide: &[rwkv7!(r#""num_hidden_layers": 2"#)],
         tokens: 150,
         cuts: &[1, 2, 3, 63, 64, 65, 128, 149],
+        speculates: true,
         hostile: &[("S is a ramp", |head| (0..head.len()).for_each(|i| head[i] = i as f32 - 100.0))],
     },
     // Mamba-2: heads that share B and C or have their own, that fill registers and do not; both kinds of norm.
@@ -125,6 +131,7 @@ pub(crate) const MIXERS: [Row; 5] = [
         )],
         tokens: 150,
         cuts: &[1, 2, 3, 4, 63, 64, 65, 128, 149],
+        speculates: true,
         hostile: &[("S is a ramp", |head| (0..head.len()).for_each(|i| head[i] = i as f32 - 100.0))],
     },
 ];

@@ -159,8 +159,8 @@ fn main() {
     let texts = [("code", encode(&code)), ("table", encode(&table())), ("prose", prose(&served, length))];
     println!("tokens per second of {rows} text(s), median of {rounds} rounds (least to most)");
     let models = match &model {
-        Some(given) => vec![("given", Some(given))],
-        None => vec![("shipped", Some(&folder)), ("125m", None)],
+        Some(given) => vec![(given.to_string_lossy(), Some(given))],
+        None => vec![("shipped".into(), Some(&folder)), ("125m".into(), None)],
     };
     for (name, folder) in models {
         for weights in [WeightType::Bf16, WeightType::Q8_0] {

@@ -16,22 +16,22 @@ pub(super) struct Shift<'a> {
 }
 
 impl<'a> Shift<'a> {
-    /// Takes what a slot remembers as input `part` and leaves the last token of the step there.
+    /// Takes what a slot remembers of `input`, and leaves the last token of the step there, unless the tokens are drafts.
     ///
     /// x: (rows, time, width)
     pub(super) fn new(
-        (inputs, part): (&mut LastInputs, usize),
+        (inputs, input): (&mut LastInputs, usize),
         rows: Rows<'_>,
         x: &'a [f32],
         width: usize,
         buffer: &'a mut Vec<f32>,
     ) -> Result<Self> {
-        let Rows { slots, time, drafts, .. } = rows;
+        let Rows { slots, time, .. } = rows;
         let before = sized(buffer, slots.len() * width);
-        inputs.step(part, (slots, drafts), x.chunks_exact(width), |inputs| {
+        inputs.step(input, rows, x.chunks_exact(width), |inputs| {
             let texts = before.chunks_exact_mut(width).zip(x.chunks_exact(time * width));
             for (&slot, (before, x)) in slots.iter().zip(texts) {
-                let kept = inputs.of(slot, part)?;
+                let kept = inputs.of(slot, input)?;
                 before.copy_from_slice(kept);
                 kept.copy_from_slice(&x[x.len() - width..]);
             }
