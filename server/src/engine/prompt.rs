@@ -208,7 +208,7 @@ impl Opening {
         }
         let last_tokens = last_tokens(&snapshot.pending, &prompt);
         let input: Vec<u32> = snapshot.pending.iter().copied().chain(prompt).collect();
-        let recent = end(&input, RECENT).to_vec();
+        let recent = end(&[&snapshot.recent.0[..], &input].concat(), RECENT).to_vec();
         let kind = if answer.is_some() { TextKind::Continuation } else { TextKind::Turn };
         let (source, answer) = (Vec::new(), answer.unwrap_or_default());
         Ok((Self { start: Some(snapshot), source, input, last_tokens, recent, answer, kind }, sampler))

@@ -1,7 +1,7 @@
 //! What speculation knows about one text: its last tokens, what has been proposed for it, and how often that was right.
 
-/// Tokens at the end of a text that a drafter sees at least, if the text is as long and known: its prompt and its answer.
-/// Of a conversation, what the request adds.
+/// Tokens at the end of a text that a drafter sees at least, if the text is as long and known: its prompt and its answer, and
+/// those of a conversation's earlier turns while its state stays in memory.
 pub(super) const RECENT: usize = 2048;
 
 /// The weight of one token in the share of proposals that were right.
@@ -57,6 +57,12 @@ impl RowDrafts {
             self.recent.drain(..RECENT);
         }
         self.recent.push(token);
+    }
+
+    /// The last tokens without the last `pending`.
+    pub(super) fn before(&self, pending: usize) -> Vec<u32> {
+        let end = self.recent.len().saturating_sub(pending);
+        self.recent[end.saturating_sub(RECENT)..end].to_vec()
     }
 
     /// Lets `draft` propose tokens after the last ones.

@@ -6,7 +6,7 @@ use super::generation::Ending;
 use super::rollback::{Position, Rollback};
 use super::sequence::{Phase, Sequence};
 use super::text_rules::TextRules;
-use crate::session::Snapshot;
+use crate::session::{Recent, Snapshot};
 
 /// A snapshot, and whether the slot holds exactly its state.
 pub(super) struct EndSnapshot {
@@ -34,7 +34,8 @@ pub(super) fn after_prompt(state: Vec<f32>, sequence: &Sequence) -> Snapshot {
 fn snapshot(sequence: &Sequence, state: Vec<f32>, position: Position, pending: Vec<u32>, open: bool) -> Snapshot {
     let Position { read, history } = position;
     let (sampler, answer) = (sequence.generation.sampler.state(), sequence.answer(open));
-    Snapshot { state, read, pending, history, sampler, answer }
+    let recent = Recent(sequence.drafts.as_ref().map_or_else(Vec::new, |drafts| drafts.before(pending.len())));
+    Snapshot { state, read, pending, history, sampler, answer, recent }
 }
 
 /// The snapshot at the end of a request's text: the text that was shown, without what ended it.

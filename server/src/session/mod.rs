@@ -45,7 +45,7 @@ pub use places::objects_at;
 #[cfg(feature = "postgres")]
 pub use postgres::PostgresUrl;
 pub use prefix::PrefixIndex;
-pub use snapshot::{Answer, History, MAX_PENDING, Snapshot};
+pub use snapshot::{Answer, History, MAX_PENDING, Recent, Snapshot};
 pub use store::{
     ChainFrom, Durability, Filter, Fork, Listing, Location, MAX_TEXT_PART, NewResponse, NewSession, Page, Receipt,
     ReceiptKey, Restart, Session, SnapshotCodec, Start, Store, StoreOptions, StoreStats, Tag, Tier, Turn, TurnFork,

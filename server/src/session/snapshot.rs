@@ -45,6 +45,17 @@ pub struct Answer {
     pub bytes: Vec<u8>,
 }
 
+/// The last tokens of a text, in which drafts are looked for. Neither an output nor a state depends on them, so they are in no
+/// file, and snapshots with and without them are equal.
+#[derive(Clone, Debug, Default)]
+pub struct Recent(pub Vec<u32>);
+
+impl PartialEq for Recent {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
 /// A conversation at one point in time.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Snapshot {
@@ -61,6 +72,8 @@ pub struct Snapshot {
     pub sampler: SamplerState,
     /// The answer at the end of the text; `None` if the text ends with the client's words.
     pub answer: Option<Answer>,
+    /// Tokens before the pending ones, while the snapshot is in memory.
+    pub recent: Recent,
 }
 
 /// The numbers of its state.
@@ -93,7 +106,8 @@ impl Snapshot {
         size_of::<Self>()
             + size_of_val(&*self.state)
             + size_of_val(&*self.sampler.counts)
-            + 4 * self.pending.len()
+            + size_of_val(&*self.pending)
+            + size_of_val(&*self.recent.0)
             + answer
     }
 }

@@ -13,7 +13,7 @@ use tidegate_server::engine::{
     PassCosts, Request, RequestParameters, Snapshots, Start, StopCause, TextRules, TokenLogprobs, share_prompt,
     spawn_with,
 };
-use tidegate_server::session::Snapshot;
+use tidegate_server::session::{Recent, Snapshot};
 use tidegate_server::text::GrammarSpec;
 
 use crate::common::checkpoint;
@@ -201,6 +201,37 @@ fn a_repetitive_text_takes_fewer_steps_and_never_more_tokens_than_asked_for() {
         assert!(drafts.accepted <= drafts.drafted);
         assert!(max_tokens < 200 || steps < 100, "{steps} steps");
     }
+}
+
+/// Proposes nothing, and notes in what it might have looked.
+struct Recorder(Arc<Mutex<Vec<Vec<u32>>>>);
+
+impl Drafter for Recorder {
+    fn draft(&mut self, recent: &[u32], _: usize, _: &mut Vec<u32>) {
+        self.0.lock().unwrap().push(recent.to_vec());
+    }
+}
+
+#[test]
+fn drafts_are_found_in_earlier_turns_while_their_state_is_in_memory() {
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let (engine, _thread) = engine(16, Recorder(Arc::clone(&seen)));
+    let run = |parameters| {
+        seen.lock().unwrap().clear();
+        let run = collect(engine.submit(Request::new(parameters, &shipped().limits).unwrap()).unwrap());
+        (run, seen.lock().unwrap().first().cloned().unwrap())
+    };
+    let first = run(repetitive(9)).0;
+    let kept = first.finish().snapshot.clone().unwrap();
+    let forgotten = Snapshot { recent: Recent::default(), ..(*kept).clone() };
+    let prompt = vec![42, 43];
+    let [known, unknown] = [Arc::clone(&kept), Arc::new(forgotten)].map(|before| {
+        run(RequestParameters { prompt: prompt.clone(), start: Start::Session(before), ..repetitive(8) })
+    });
+    assert_eq!(outcome(&known.0), outcome(&unknown.0));
+    let end = [&prompt[..], &known.0.ids[..1]].concat();
+    assert_eq!(known.1, [&repetitive(9).prompt[..], &first.ids, &end].concat());
+    assert_eq!(unknown.1, [&kept.pending[..], &end].concat());
 }
 
 #[test]

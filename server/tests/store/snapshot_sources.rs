@@ -31,6 +31,7 @@ fn pinned() -> Snapshot {
         history: History::of_source(&[3, 1, 4, 1, 5]).extended(&[0, 9]),
         sampler: SamplerState { seed: 11, draws: 3, counts: vec![(2, 1), (9, 1)] },
         answer: Some(Answer { open: true, ..Answer::default() }),
+        ..Snapshot::default()
     }
 }
 

@@ -39,6 +39,7 @@ fn pinned() -> (Snapshot, Conversation) {
         history: History::default().extended(&[3, 1, 4, 1, 5]),
         sampler: SamplerState { seed: 11, draws: 3, counts: vec![(9, 1)] },
         answer: Some(Answer { open: true, ..Answer::default() }),
+        ..Snapshot::default()
     };
     let message = |role, content, more: Option<&str>| AddedMessage {
         role,

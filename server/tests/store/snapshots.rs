@@ -28,17 +28,15 @@ fn codec(layout: StateLayout, secret: Option<&[u8]>) -> Codec {
 
 /// The contents of the pinned files: every part is present, and no number is round.
 fn pinned() -> Snapshot {
+    let counts = vec![(0, 2), (3, 0), (7, 1 << 31 | 5), (15, u32::MAX)];
     Snapshot {
         state: (0..LAYOUT.numbers()).map(|i| (i as f32 + 0.1) / if i % 2 == 0 { 7.0 } else { -7.0 }).collect(),
         read: 1_000_003,
         pending: vec![7, 15, 0],
         history: History::default().extended(&[3, 1, 4, 1, 5]),
-        sampler: SamplerState {
-            seed: u64::MAX - 1,
-            draws: 41,
-            counts: vec![(0, 2), (3, 0), (7, 1 << 31 | 5), (15, u32::MAX)],
-        },
+        sampler: SamplerState { seed: u64::MAX - 1, draws: 41, counts },
         answer: Some(Answer { open: true, held: "\"né\n🌊".to_owned(), bytes: vec![0xf0, 0x9f] }),
+        ..Snapshot::default()
     }
 }
 
@@ -144,7 +142,7 @@ prop_compose! {
         let sampler = SamplerState { seed, draws, counts: counts.into_iter().collect() };
         let open = |(held, bytes): (_, &[u8])| Answer { open: true, held, bytes: bytes.to_vec() };
         let answer = answer.map(|answer| answer.map(open).unwrap_or_default());
-        (codec, Snapshot { state, read, pending, history, sampler, answer })
+        (codec, Snapshot { state, read, pending, history, sampler, answer, ..Snapshot::default() })
     }
 }
 

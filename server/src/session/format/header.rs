@@ -9,7 +9,7 @@ use super::codec::{Codec, Fingerprint};
 use super::error::FormatError;
 use super::error::shown;
 use crate::session::hex::{hex, unhex};
-use crate::session::snapshot::{Answer, History, MAX_PENDING, Snapshot};
+use crate::session::snapshot::{Answer, History, MAX_PENDING, Recent, Snapshot};
 
 /// The value of `signed` in a signed file.
 const SIGNED: &str = "hmac-sha256";
@@ -121,6 +121,7 @@ impl Header {
             history: history(&self.history, self.read)?,
             sampler: SamplerState { seed: self.sampler.seed, draws: self.sampler.draws, counts: Vec::new() },
             answer: self.answer.map(checked_answer).transpose()?,
+            recent: Recent::default(),
         })
     }
 
