@@ -90,7 +90,9 @@ fn any_number_of_drafts_is_kept_with_weights_of_any_type() {
         for weights in [WeightType::F32, WeightType::Bf16, WeightType::F16, WeightType::Q8_0, WeightType::Q4_0] {
             let decoder = Decoder::random(config.clone(), weights, 3).unwrap();
             for kind in [StateType::F32, StateType::Bf16] {
-                counts.iter().for_each(|&kept| check(&decoder, kind, [5, 0], (9, kept), kept as u64));
+                for &kept in &counts {
+                    check(&decoder, kind, [5, 0], (9, kept), kept as u64);
+                }
             }
         }
     }

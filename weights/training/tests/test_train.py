@@ -58,9 +58,10 @@ def test_two_processes_resume_the_run_of_one_and_share_its_lanes(folder, tmp_pat
                               for name, table in tables.items()))
 
     def two(out: Path) -> None:
-        subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m",
-                        "tidegate_training", "train", str(file), "--data", str(folder), "--out", str(out)],
-                       cwd=Path(__file__).parents[1], check=True, capture_output=True, timeout=300)
+        run = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m",
+                              "tidegate_training", "train", str(file), "--data", str(folder), "--out", str(out)],
+                             cwd=Path(__file__).parents[1], capture_output=True, text=True, timeout=300)
+        assert run.returncode == 0, run.stderr[-4000:]
 
     Trainer(cfg, folder, tmp_path / "one", "cpu").run()
     Trainer(cfg, folder, tmp_path / "both", "cpu").run(until=4)
