@@ -172,7 +172,8 @@ fn advance_heads<S: Number>(
     let piece = |i: usize| {
         let (row, index) = (i / heads, i % heads);
         let (Some(mut s), Some(out)) = (matrices.take(rows.slots[row] * heads + index), outs.take(i)) else { return };
-        if let Some(copy) = copies.as_ref().and_then(|copies| copies.take(i)) {
+        if let Some(copies) = &copies {
+            let Some(copy) = copies.take(i) else { return };
             copy.copy_from_slice(s);
             s = copy;
         }

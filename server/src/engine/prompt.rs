@@ -17,8 +17,13 @@ const LAST_TOKENS: usize = 8;
 /// The last tokens of `pending`, the end of a conversation, followed by `prompt`: those in which a character may have
 /// begun.
 pub(crate) fn last_tokens(pending: &[u32], prompt: &[u32]) -> Vec<u32> {
-    let ends = [pending, prompt].map(|tokens| end(tokens, LAST_TOKENS)).concat();
-    end(&ends, LAST_TOKENS).to_vec()
+    end_of_both(pending, prompt, LAST_TOKENS)
+}
+
+/// The last `count` tokens of `a` followed by `b`, or all.
+fn end_of_both(a: &[u32], b: &[u32], count: usize) -> Vec<u32> {
+    let ends = [a, b].map(|tokens| end(tokens, count)).concat();
+    end(&ends, count).to_vec()
 }
 
 /// The last `count` tokens, or all.
@@ -208,7 +213,7 @@ impl Opening {
         }
         let last_tokens = last_tokens(&snapshot.pending, &prompt);
         let input: Vec<u32> = snapshot.pending.iter().copied().chain(prompt).collect();
-        let recent = end(&[&snapshot.recent.0[..], &input].concat(), RECENT).to_vec();
+        let recent = end_of_both(&snapshot.recent.0, &input, RECENT);
         let kind = if answer.is_some() { TextKind::Continuation } else { TextKind::Turn };
         let (source, answer) = (Vec::new(), answer.unwrap_or_default());
         Ok((Self { start: Some(snapshot), source, input, last_tokens, recent, answer, kind }, sampler))

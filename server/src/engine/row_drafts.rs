@@ -59,7 +59,12 @@ impl RowDrafts {
         self.recent.push(token);
     }
 
-    /// The last tokens without the last `pending`.
+    /// Removes tokens that are no part of the text.
+    pub(super) fn take_back(&mut self, count: usize) {
+        self.recent.truncate(self.recent.len().saturating_sub(count));
+    }
+
+    /// At most [`RECENT`] tokens: the last before the last `pending`.
     pub(super) fn before(&self, pending: usize) -> Vec<u32> {
         let end = self.recent.len().saturating_sub(pending);
         self.recent[end.saturating_sub(RECENT)..end].to_vec()

@@ -34,7 +34,8 @@ pub(super) fn after_prompt(state: Vec<f32>, sequence: &Sequence) -> Snapshot {
 fn snapshot(sequence: &Sequence, state: Vec<f32>, position: Position, pending: Vec<u32>, open: bool) -> Snapshot {
     let Position { read, history } = position;
     let (sampler, answer) = (sequence.generation.sampler.state(), sequence.answer(open));
-    let recent = Recent(sequence.drafts.as_ref().map_or_else(Vec::new, |drafts| drafts.before(pending.len())));
+    let drafts = sequence.drafts.as_ref().filter(|_| sequence.has_read_prompt());
+    let recent = Recent(drafts.map_or_else(Vec::new, |drafts| drafts.before(pending.len())));
     Snapshot { state, read, pending, history, sampler, answer, recent }
 }
 
@@ -60,6 +61,9 @@ pub(super) fn at_end<M: LanguageModel>(
             if let Some(token) = sequence.pending() {
                 sequence.phase = Phase::Decode { pending: None };
                 sequence.generation.sampler.take_back(token);
+                if let Some(drafts) = &mut sequence.drafts {
+                    drafts.take_back(1);
+                }
             }
             needs_state(model, slot, sequence, false)?
         }
@@ -99,6 +103,9 @@ fn roll_back<M: LanguageModel>(
 ) -> Result<EndSnapshot, ModelError> {
     let Rollback { mut state, mut position, tokens, shown } = rollback;
     let sampler = &mut sequence.generation.sampler;
+    if let Some(drafts) = &mut sequence.drafts {
+        drafts.take_back(tokens.len());
+    }
     for token in tokens {
         sampler.take_back(token);
     }
@@ -114,6 +121,11 @@ fn roll_back<M: LanguageModel>(
         state = model.export(slot)?;
         position.advance(&rest);
         sampler.observe_prompt(&rest);
+        if let Some(drafts) = &mut sequence.drafts {
+            for &token in &rest {
+                drafts.push(token);
+            }
+        }
     }
     let snapshot = snapshot(sequence, state, position, Vec::new(), false);
     Ok(EndSnapshot { snapshot, is_in_slot: !rest.is_empty(), retokenized: rest })

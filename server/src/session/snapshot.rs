@@ -45,11 +45,11 @@ pub struct Answer {
     pub bytes: Vec<u8>,
 }
 
-/// The last tokens of a text, in which drafts are looked for. Neither an output nor a state depends on them, so they are in no
-/// file, and snapshots with and without them are equal.
+/// The last tokens of a text, in which drafts are looked for; at most 2,048. They are in no file.
 #[derive(Clone, Debug, Default)]
 pub struct Recent(pub Vec<u32>);
 
+/// Always equal: a snapshot continues in the same way with them and without.
 impl PartialEq for Recent {
     fn eq(&self, _: &Self) -> bool {
         true
@@ -72,7 +72,7 @@ pub struct Snapshot {
     pub sampler: SamplerState,
     /// The answer at the end of the text; `None` if the text ends with the client's words.
     pub answer: Option<Answer>,
-    /// Tokens before the pending ones, while the snapshot is in memory.
+    /// Tokens before the pending ones; none if the snapshot has been read from a file.
     pub recent: Recent,
 }
 

@@ -13,7 +13,7 @@ use tidegate_server::engine::{
     PassCosts, Request, RequestParameters, Snapshots, Start, StopCause, TextRules, TokenLogprobs, share_prompt,
     spawn_with,
 };
-use tidegate_server::session::{Recent, Snapshot};
+use tidegate_server::session::{History, Recent, Snapshot};
 use tidegate_server::text::GrammarSpec;
 
 use crate::common::checkpoint;
@@ -140,6 +140,10 @@ fn texts_with_drafts_are_those_without_bit_for_bit() {
     let engines = [engine(6, adversary), engine(16, NgramDrafter)];
     let limits = &shipped().limits;
     let request = |one: &RequestParameters| Request::new(one.clone(), limits).unwrap();
+    let begins = |one: &RequestParameters| match &one.start {
+        Start::Session(before) => before.tokens() == 0,
+        _ => true,
+    };
     let mut rng = StdRng::seed_from_u64(5);
     let mut before: Option<Arc<Snapshot>> = None;
     for round in 0..16 {
@@ -151,6 +155,11 @@ fn texts_with_drafts_are_those_without_bit_for_bit() {
             for (one, want) in drawn.iter().zip(&want) {
                 let found = collect(engine.submit(request(one)).unwrap());
                 assert_eq!(outcome(&found), outcome(want), "round {round}, {one:?}");
+                let kept = found.finish().snapshot.as_ref().unwrap();
+                if begins(one) {
+                    // The text that the next turn finds drafts in is the one in the state.
+                    assert_eq!(History::default().extended(&kept.recent.0), kept.history, "round {round}, {one:?}");
+                }
             }
             // All at once, with three more choices of the first.
             let mut requests: Vec<Request> = drawn.iter().chain([&drawn[0]; 3]).map(request).collect();

@@ -78,9 +78,10 @@ fn is_silent(stream: &mut EventStream) -> bool {
 
 /// The part of a result that must not depend on the duration of transfers.
 fn outcome(run: &Run) -> impl PartialEq + std::fmt::Debug + use<> {
-    let end = run.end.as_ref().map(|end| end.as_ref().map(|finish| (finish.reason, finish.snapshot.clone())));
-    let end = format!("{end:?}");
-    (run.text.clone(), run.ids.clone(), run.logprobs.clone(), run.read.clone(), run.prompt_logprobs.clone(), end)
+    let snapshot = run.end.as_ref().and_then(|end| end.as_ref().ok()?.snapshot.clone());
+    let end = format!("{:?}", run.end.as_ref().map(|end| end.as_ref().map(|finish| finish.reason)));
+    let read = (run.read.clone(), run.prompt_logprobs.clone());
+    (run.text.clone(), run.ids.clone(), run.logprobs.clone(), read, snapshot, end)
 }
 
 /// A request, and how many transfers and tokens come before the transfer that a test looks at.
