@@ -49,6 +49,18 @@ impl Compute {
     }
 }
 
+/// A step that touches fewer numbers of state than this runs on one thread.
+pub(crate) const SERIAL: usize = 1 << 15;
+
+/// Runs `work` for each of so many heads, which touch so many numbers of state in all.
+pub(crate) fn run_heads(threads: &Threads, heads: usize, numbers: usize, work: &(dyn Fn(usize) + Sync)) {
+    if numbers < SERIAL {
+        (0..heads).for_each(work);
+    } else {
+        threads.run(heads, work);
+    }
+}
+
 /// The first `len` numbers of a buffer, which grows if needed. Their values are unspecified.
 pub(crate) fn sized<T: Clone + Default>(buffer: &mut Vec<T>, len: usize) -> &mut [T] {
     if buffer.len() < len {

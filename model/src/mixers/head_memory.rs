@@ -7,18 +7,14 @@ use std::cell::RefCell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::layer::{Kept, Rows, SlotState};
-use super::matrices::{Copies, Matrices};
+use super::matrices::{Copies, Matrices, seed};
 use super::rfa::recurrent::time_first;
-use crate::compute::{Compute, sized};
+use crate::compute::{Compute, run_heads, sized};
 use crate::error::{ModelError, Result};
 use crate::kernels::Isa;
 use crate::kernels::parts::Parts;
 use crate::kernels::recurrence::Number;
-use crate::kernels::threads::Threads;
 use crate::memory::StateType;
-
-/// A step that touches fewer numbers of state than this runs on one thread.
-const SERIAL: usize = 1 << 15;
 
 /// One head of one token.
 #[derive(Clone, Copy, Debug)]
@@ -149,11 +145,6 @@ impl HeadMemory {
     }
 }
 
-/// For rounding a 16-bit state.
-fn seed(position: u64, layer: usize, head: usize, heads: usize) -> u64 {
-    position ^ ((layer * heads + head) as u64) << 40
-}
-
 /// s: (slots, heads, head), and copies for drafts (rows, heads, head); out: (rows, heads, time, d)
 fn advance_heads<S: Number>(
     (s, copies): (&mut [S], Option<&mut [S]>),
@@ -183,7 +174,7 @@ fn advance_heads<S: Number>(
         }
         done.fetch_add(1, Ordering::Relaxed);
     };
-    run(&cx.threads, pieces, pieces * time * head, &piece);
+    run_heads(&cx.threads, pieces, pieces * time * head, &piece);
     // A slot that is named twice has no second part.
     if done.into_inner() == pieces { Ok(()) } else { Err(ModelError::repeated(rows.slots)) }
 }
@@ -211,16 +202,7 @@ fn keep_heads<S: Number>(
             }
         });
     };
-    run(&cx.threads, heads, kept.count * numbers, &piece);
-}
-
-/// Runs the pieces, on several threads if they touch many numbers.
-fn run(threads: &Threads, pieces: usize, numbers: usize, piece: &(dyn Fn(usize) + Sync)) {
-    if numbers < SERIAL {
-        (0..pieces).for_each(piece);
-    } else {
-        threads.run(pieces, piece);
-    }
+    run_heads(&cx.threads, heads, kept.count * numbers, &piece);
 }
 
 impl SlotState for HeadMemory {

@@ -16,6 +16,11 @@ pub(crate) enum Matrices {
     Bf16(Vec<bf16>),
 }
 
+/// The seed of the rounding of a 16-bit S: it depends on position, layer and head alone.
+pub(super) fn seed(position: u64, layer: usize, head: usize, heads: usize) -> u64 {
+    position ^ ((layer * heads + head) as u64) << 40
+}
+
 /// Copies of S in which drafted tokens are read: (rows, heads, rows of S, d)
 #[derive(Debug, Default)]
 pub(super) struct Copies {

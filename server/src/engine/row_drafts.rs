@@ -59,9 +59,9 @@ impl RowDrafts {
         self.recent.push(token);
     }
 
-    /// Removes tokens that are no part of the text.
-    pub(super) fn take_back(&mut self, count: usize) {
-        self.recent.truncate(self.recent.len().saturating_sub(count));
+    /// Removes the last token.
+    pub(super) fn take_back(&mut self) {
+        self.recent.pop();
     }
 
     /// At most [`RECENT`] tokens: the last before the last `pending`.
@@ -111,6 +111,7 @@ mod tests {
                 assert!((RECENT..=2 * RECENT).contains(&recent.len()));
                 assert_eq!((recent[0], *recent.last().unwrap()), (token + 1 - recent.len() as u32, token));
             });
+            assert!(drafts.before(3).into_iter().eq(token - 2 - RECENT as u32..token - 2));
         });
     }
 

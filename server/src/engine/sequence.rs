@@ -196,6 +196,22 @@ impl Sequence {
         self.add(choice, rules, buffers)
     }
 
+    /// Removes the last token, which has ended the text or was a part of its stop string.
+    pub(super) fn take_back(&mut self, token: u32) {
+        self.generation.sampler.take_back(token);
+        if let Some(drafts) = &mut self.drafts {
+            drafts.take_back();
+        }
+    }
+
+    /// Adds tokens that were read in place of others.
+    pub(super) fn replace(&mut self, tokens: &[u32]) {
+        self.generation.sampler.observe_prompt(tokens);
+        if let Some(drafts) = &mut self.drafts {
+            tokens.iter().copied().for_each(|token| drafts.push(token));
+        }
+    }
+
     /// Adds a token and its text.
     ///
     /// # Errors

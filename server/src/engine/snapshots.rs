@@ -34,8 +34,7 @@ pub(super) fn after_prompt(state: Vec<f32>, sequence: &Sequence) -> Snapshot {
 fn snapshot(sequence: &Sequence, state: Vec<f32>, position: Position, pending: Vec<u32>, open: bool) -> Snapshot {
     let Position { read, history } = position;
     let (sampler, answer) = (sequence.generation.sampler.state(), sequence.answer(open));
-    let drafts = sequence.drafts.as_ref().filter(|_| sequence.has_read_prompt());
-    let recent = Recent(drafts.map_or_else(Vec::new, |drafts| drafts.before(pending.len())));
+    let recent = Recent(sequence.drafts.as_ref().map_or_else(Vec::new, |drafts| drafts.before(pending.len())));
     Snapshot { state, read, pending, history, sampler, answer, recent }
 }
 
@@ -60,10 +59,7 @@ pub(super) fn at_end<M: LanguageModel>(
             // The pending token has ended the text, and is no part of it.
             if let Some(token) = sequence.pending() {
                 sequence.phase = Phase::Decode { pending: None };
-                sequence.generation.sampler.take_back(token);
-                if let Some(drafts) = &mut sequence.drafts {
-                    drafts.take_back(1);
-                }
+                sequence.take_back(token);
             }
             needs_state(model, slot, sequence, false)?
         }
@@ -102,12 +98,8 @@ fn roll_back<M: LanguageModel>(
     rules: &TextRules,
 ) -> Result<EndSnapshot, ModelError> {
     let Rollback { mut state, mut position, tokens, shown } = rollback;
-    let sampler = &mut sequence.generation.sampler;
-    if let Some(drafts) = &mut sequence.drafts {
-        drafts.take_back(tokens.len());
-    }
     for token in tokens {
-        sampler.take_back(token);
+        sequence.take_back(token);
     }
     // A token may end in the beginning of the stop string: the text it showed before is read as tokens of its own.
     let rest = if shown.is_empty() { Vec::new() } else { (rules.encode)(&shown) };
@@ -120,12 +112,7 @@ fn roll_back<M: LanguageModel>(
         model.prefill(&rest, slot)?;
         state = model.export(slot)?;
         position.advance(&rest);
-        sampler.observe_prompt(&rest);
-        if let Some(drafts) = &mut sequence.drafts {
-            for &token in &rest {
-                drafts.push(token);
-            }
-        }
+        sequence.replace(&rest);
     }
     let snapshot = snapshot(sequence, state, position, Vec::new(), false);
     Ok(EndSnapshot { snapshot, is_in_slot: !rest.is_empty(), retokenized: rest })

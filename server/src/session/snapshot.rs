@@ -45,7 +45,8 @@ pub struct Answer {
     pub bytes: Vec<u8>,
 }
 
-/// The last tokens of a text, in which drafts are looked for; at most 2,048. They are in no file.
+/// The last tokens of a text, in which drafts are looked for; at most 2,048. A hint: they are in no file, and where the reading of
+/// a prompt was interrupted, its rest counts too.
 #[derive(Clone, Debug, Default)]
 pub struct Recent(pub Vec<u32>);
 

@@ -140,9 +140,9 @@ fn texts_with_drafts_are_those_without_bit_for_bit() {
     let engines = [engine(6, adversary), engine(16, NgramDrafter)];
     let limits = &shipped().limits;
     let request = |one: &RequestParameters| Request::new(one.clone(), limits).unwrap();
-    let begins = |one: &RequestParameters| match &one.start {
-        Start::Session(before) => before.tokens() == 0,
-        _ => true,
+    let history = |one: &RequestParameters| match &one.start {
+        Start::Session(before) => before.history,
+        _ => History::default(),
     };
     let mut rng = StdRng::seed_from_u64(5);
     let mut before: Option<Arc<Snapshot>> = None;
@@ -156,10 +156,8 @@ fn texts_with_drafts_are_those_without_bit_for_bit() {
                 let found = collect(engine.submit(request(one)).unwrap());
                 assert_eq!(outcome(&found), outcome(want), "round {round}, {one:?}");
                 let kept = found.finish().snapshot.as_ref().unwrap();
-                if begins(one) {
-                    // The text that the next turn finds drafts in is the one in the state.
-                    assert_eq!(History::default().extended(&kept.recent.0), kept.history, "round {round}, {one:?}");
-                }
+                // The next turn looks for drafts in what was added to the state: no earlier turns are known to `plain`.
+                assert_eq!(history(one).extended(&kept.recent.0), kept.history, "round {round}, {one:?}");
             }
             // All at once, with three more choices of the first.
             let mut requests: Vec<Request> = drawn.iter().chain([&drawn[0]; 3]).map(request).collect();

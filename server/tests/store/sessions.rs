@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tidegate_server::session::{
-    Durability, Fork, Metadata, Owner, Patch, ReceiptKey, ResponseId, Session, SessionId, Snapshot, SnapshotCodec,
-    Start, Store, StoreError, StoreOptions, Tier, VersionId,
+    Durability, Fork, Metadata, Owner, Patch, ReceiptKey, Recent, ResponseId, Session, SessionId, Snapshot,
+    SnapshotCodec, Start, Store, StoreError, StoreOptions, Tier, VersionId,
 };
 
 use crate::kit::{
@@ -50,6 +50,19 @@ async fn a_turn_moves_the_head_and_its_snapshot_can_be_loaded() {
         assert_eq!(store.get(ANN, &made.id).await, Ok(after.clone()));
         let stale = store.begin(ANN, &made.id, Some(made.head.id.clone()), NOW).await.map(drop);
         assert_eq!(stale, Err(StoreError::Stale { head: version }));
+    }
+}
+
+#[tokio::test]
+async fn the_last_tokens_of_a_text_are_known_while_its_state_is_cached() {
+    for (ram_bytes, known) in [(1 << 30, vec![5, 6]), (0, vec![])] {
+        let store = open(StoreOptions { ram_bytes, ..in_memory() }).await;
+        let made = store.create(ANN, empty()).await.expect("a session");
+        let turn = store.begin(ANN, &made.id, None, NOW).await.expect("a turn");
+        let after = Snapshot { recent: Recent(vec![5, 6]), ..(*snapshot(7)).clone() };
+        turn.commit(Arc::new(after), note(), None, VersionId::new()).await.expect("a commit");
+        let next = store.begin(ANN, &made.id, None, NOW).await.expect("a turn");
+        assert_eq!(next.head().recent.0, known);
     }
 }
 

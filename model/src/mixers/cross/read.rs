@@ -4,7 +4,7 @@
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::compute::{Compute, sized};
+use crate::compute::{Compute, run_heads, sized};
 use crate::error::{ModelError, Result, SlotError};
 use crate::feature_map::{FeatureRows, Features};
 use crate::kernels::Isa;
@@ -15,9 +15,6 @@ use crate::mixers::matrices::Matrices;
 use crate::mixers::rfa::recurrent::time_first;
 use crate::mixers::rfa::sums::{Sums, SumsShape};
 use crate::mixers::softmax::cache::{Blocks, Cache, CacheShape};
-
-/// A step that touches fewer numbers of state than this runs on one thread.
-const SERIAL: usize = 1 << 15;
 
 /// Queries that are computed together.
 const QUERIES: usize = 24;
@@ -286,11 +283,7 @@ fn each_head(
             piece(row, head, out);
         }
     };
-    if rows * heads * time * memory < SERIAL {
-        (0..rows * heads).for_each(run);
-    } else {
-        cx.threads.run(rows * heads, &run);
-    }
+    run_heads(&cx.threads, rows * heads, rows * heads * time * memory, &run);
     if time > 1 {
         time_first(buffer, heads, time, d, out);
     }

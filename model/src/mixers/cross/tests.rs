@@ -3,6 +3,7 @@
 use candle_core::{Device, Tensor};
 
 use super::*;
+use crate::compute::SERIAL;
 use crate::feature_map::GaussianFeatures;
 use crate::kernels::threads::Threads;
 use crate::memory::StateType;

@@ -11,21 +11,18 @@ use std::fmt::Debug;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::sums::{Sums, SumsShape};
-use super::update::{Update, seed};
-use crate::compute::{Compute, sized};
+use super::update::Update;
+use crate::compute::{Compute, run_heads, sized};
 use crate::error::{ModelError, Result};
 use crate::feature_map::{FeatureRows, Features};
 use crate::kernels::parts::Parts;
 use crate::kernels::recurrence::{self, Number};
 use crate::kernels::{Isa, threads::Threads};
-use crate::mixers::matrices::{Copies, Matrices};
+use crate::mixers::matrices::{self, Copies, Matrices};
 
 /// Tokens whose features are computed together: two rows each fill a tile of the product with W, and S still fits into
 /// the nearest cache.
 pub(in crate::mixers) const BLOCK: usize = 12;
-
-/// A step that touches fewer numbers of state than this runs on one thread.
-const SERIAL: usize = 1 << 15;
 
 /// The heads' shape and the constants of a layer.
 #[derive(Clone, Copy, Debug)]
@@ -56,9 +53,9 @@ pub struct Inputs<'a> {
 }
 
 impl Inputs<'_> {
-    /// The seed of the rounding of a 16-bit state: it depends on position, layer and head alone.
+    /// [`matrices::seed`]
     pub(in crate::mixers) fn seed(&self, position: u64, head: usize, heads: usize) -> u64 {
-        seed(position, self.layer, head, heads)
+        matrices::seed(position, self.layer, head, heads)
     }
 }
 
@@ -299,11 +296,7 @@ impl<'a> Scan<'a> {
                 done.fetch_add(1, Ordering::Relaxed);
             }
         };
-        if pieces * self.time * self.own.matrix() < SERIAL {
-            (0..pieces).for_each(run);
-        } else {
-            threads.run(pieces, &run);
-        }
+        run_heads(threads, pieces, pieces * self.time * self.own.matrix(), &run);
         if done.into_inner() != pieces as u64 {
             return Err(ModelError::repeated(self.inputs.slots));
         }

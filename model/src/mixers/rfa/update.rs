@@ -4,21 +4,13 @@
 use std::cell::RefCell;
 
 use super::sums::{Sums, SumsShape};
-use crate::compute::{Compute, sized};
+use crate::compute::{Compute, run_heads, sized};
 use crate::error::{ModelError, Result};
 use crate::kernels::Isa;
 use crate::kernels::parts::Parts;
 use crate::kernels::recurrence::{self, Number, Token};
 use crate::mixers::layer::Kept;
-use crate::mixers::matrices::Matrices;
-
-/// Drafts that touch fewer numbers of state than this are kept on one thread.
-const SERIAL: usize = 1 << 15;
-
-/// The seed of the rounding of a 16-bit state: it depends on position, layer and head alone.
-pub(super) fn seed(position: u64, layer: usize, head: usize, heads: usize) -> u64 {
-    position ^ ((layer * heads + head) as u64) << 40
-}
+use crate::mixers::matrices::{Matrices, seed};
 
 /// What a token adds to the sums of a head.
 #[derive(Clone, Copy)]
@@ -115,9 +107,5 @@ fn keep_heads<S: Number>(
             }
         });
     };
-    if heads * kept.count * matrix < SERIAL {
-        (0..heads).for_each(piece);
-    } else {
-        cx.threads.run(heads, &piece);
-    }
+    run_heads(&cx.threads, heads, heads * kept.count * matrix, &piece);
 }

@@ -8,7 +8,7 @@ use std::cell::RefCell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::cache::{Blocks, Cache, CacheShape};
-use crate::compute::{Compute, sized};
+use crate::compute::{Compute, run_heads, sized};
 use crate::error::{ModelError, Result};
 use crate::kernels::parts::Parts;
 use crate::kernels::softmax::{self, BLOCK, Block, Cached};
@@ -17,9 +17,6 @@ use crate::mixers::rfa::recurrent::time_first;
 
 /// Queries that read a block together: a few tiles of the kernel.
 const QUERIES: usize = 24;
-
-/// A step that touches fewer numbers of the cache than this runs on one thread.
-const SERIAL: usize = 1 << 15;
 
 /// The heads' shape.
 #[derive(Clone, Copy, Debug)]
@@ -256,11 +253,7 @@ impl<O: Older> Step<'_, O> {
                 softmax::attend_block(self.isa, numbers, shape, self.filled(row, 0, block), q, out);
             });
         };
-        if pieces * shape.numbers() + rows * heads * older < SERIAL {
-            (0..pieces).for_each(piece);
-        } else {
-            cx.threads.run(pieces, &piece);
-        }
+        run_heads(&cx.threads, pieces, pieces * shape.numbers() + rows * heads * older, &piece);
         let (partials, far) = partials.split_at_mut(pieces * stride);
         for (row, partials) in partials.chunks_exact_mut(most * heads * stride).enumerate() {
             let (sums, rest) = partials.split_at_mut(heads * stride);
@@ -296,11 +289,8 @@ impl<O: Older> Step<'_, O> {
                 _ => drop(missed.fetch_add(1, Ordering::Relaxed)),
             }
         };
-        if rows * heads * self.time * (shape.numbers() + self.older.numbers()) < SERIAL {
-            (0..rows * heads).for_each(piece);
-        } else {
-            cx.threads.run(rows * heads, &piece);
-        }
+        let numbers = rows * heads * self.time * (shape.numbers() + self.older.numbers());
+        run_heads(&cx.threads, rows * heads, numbers, &piece);
         missed.into_inner() == 0
     }
 
