@@ -77,8 +77,10 @@ impl Schema {
             println!("skipped: TIDEGATE_TEST_POSTGRES names no server");
             return None;
         };
-        let url = url.parse().expect("the address of a server");
+        let mut url: PostgresUrl = url.parse().expect("the address of a server");
         let name = format!("tidegate_test_{}_{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
+        // A test that ends connections finds its own by this name.
+        url.config.application_name(&name);
         Some(Self { url, name })
     }
 
