@@ -70,8 +70,9 @@ def test_only_the_mixer_differs(folder, tmp_path, run_config):
     for mixer in compare.MIXERS:
         run = compare.configured(cfg, mixer, 1, 1)
         m = run.model
-        softmax, stateful = mixer.startswith("softmax"), mixer in ("softmax-stateful", "elu-gate-stateful", "rfa-gate-stateful")
-        assert m.features == (8 if m.feature_map == "elu" else 0 if softmax else 16), mixer
+        softmax, stateful = mixer.startswith("softmax"), mixer.endswith("-stateful")
+        drawn = next((n for n in (16, 256) if f"-d-{n}" in mixer), 8)
+        assert m.features == (8 if m.feature_map == "elu" else 0 if softmax else 2 * drawn), mixer
         assert m.gate == ("-gate" in mixer or mixer == "hybrid"), mixer
         assert run.train.carry_state == stateful, mixer
         assert run.train.pool == (200 if mixer == "rfa-gate-pool" else 0), mixer

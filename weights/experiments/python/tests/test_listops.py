@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from tidegate_experiments import classify, listops
+from tidegate_experiments import classify, listops, sequences
 from tidegate_experiments.__main__ import main
 from tidegate_experiments.listops import ListOpsConfig, evaluate, from_text, to_text
 
@@ -43,7 +43,7 @@ def test_invalid_expressions_are_refused(text):
 def test_unknown_words_and_tokens_are_refused():
     with pytest.raises(ValueError, match="AVG"):
         from_text("[AVG 1 2 ]")
-    for token in (listops.PAD, listops.BEGIN, 99):
+    for token in (sequences.PAD, listops.BEGIN, 99):
         with pytest.raises(ValueError, match="not in the language"):
             evaluate([token])
 
@@ -99,23 +99,23 @@ def test_the_longest_expression_of_a_depth():
 
 def test_the_default_data_have_the_lengths_depths_and_classes_of_the_task():
     cfg = ListOpsConfig(train_sequences=60, test_sequences=40)
-    train, test = listops.generate(cfg, "train"), listops.generate(cfg, "test")
+    train, test = cfg.generate("train"), cfg.generate("test")
     facts = listops.describe(train)
     assert facts["sequences"] == 60 and sum(facts["class"].values()) == 60 and len(facts["class"]) == 10
     assert 500 <= facts["length"]["least"] < 700 and 1800 < facts["length"]["most"] <= 2000
     assert max(int(d) for d in facts["depth"]) == 10
     # Reproducible, another seed is other data, and the parts share nothing.
-    same = listops.generate(cfg, "train")
+    same = cfg.generate("train")
     assert all(np.array_equal(a, b) for a, b in zip(train.tokens, same.tokens)) and (train.labels == same.labels).all()
     texts = lambda data: {t.tobytes() for t in data.tokens}
-    assert not texts(train) & texts(listops.generate(dataclasses.replace(cfg, seed=2), "train"))
+    assert not texts(train) & texts(dataclasses.replace(cfg, seed=2).generate("train"))
     assert not texts(train) & texts(test)
     assert [value(to_text(t.tolist())) for t in test.tokens] == test.labels.tolist()
 
 
 def test_baselines_are_learned_from_the_training_part():
-    make = lambda *texts: listops.Sequences([np.array(from_text(t), dtype=np.uint8) for t in texts],
-                                            np.array([value(t) for t in texts]), np.array([1] * len(texts)))
+    make = lambda *texts: sequences.Sequences([np.array(from_text(t), dtype=np.uint8) for t in texts],
+                                              np.array([value(t) for t in texts]), listops.BEGIN)
     train = make("[MAX 9 1 ]", "[MAX 9 2 ]", "[MAX 3 1 ]", "[MIN 0 1 ]", "[MIN 0 3 ]", "[SM 9 0 ]")
     test = make("[MAX 9 5 ]", "[MIN 9 0 ]", "[SM 1 1 ]", "[MED 4 5 6 ]")
     # [MAX 9 .. was 9 each time; [MIN 9 0 ] has the value 0 over its digits, as the MINs of training.
@@ -128,15 +128,15 @@ def test_baselines_are_learned_from_the_training_part():
 
 
 def test_batches_hold_sequences_of_nearly_one_length():
-    data = listops.generate(ListOpsConfig(50, 400, train_sequences=203), "train")
-    whole = listops.batches(data, 10)
+    data = ListOpsConfig(50, 400, train_sequences=203).generate("train")
+    whole = sequences.batches(data, 10)
     assert sorted(i for b in whole for i in b) == list(range(203))
-    first, second = (listops.batches(data, 10, random.Random(seed)) for seed in (1, 2))
+    first, second = (sequences.batches(data, 10, random.Random(seed)) for seed in (1, 2))
     assert [b.tolist() for b in first] != [b.tolist() for b in second]
     assert all(len(b) == 10 for b in first) and len({i for b in first for i in b}) == 200
-    cells = sum(listops.collate(data, b)[0].size for b in first)
+    cells = sum(sequences.collate(data, b)[0].size for b in first)
     assert sum(len(data.tokens[i]) for b in first for i in b) / cells > 0.93
-    ids, labels = listops.collate(data, first[0])
+    ids, labels = sequences.collate(data, first[0])
     for row, i in enumerate(first[0]):
         n = len(data.tokens[i])
         assert ids[row, 0] == listops.BEGIN and not ids[row, n + 1 :].any()
@@ -232,8 +232,8 @@ def test_a_diverged_run_does_not_stop_the_others(tiny, tmp_path, capsys, monkeyp
 
 
 def test_a_run_is_the_same_twice_and_mixers_see_the_same_batches(tiny, monkeypatch):
-    exp = classify.load(tiny, ["train.steps=12"])
-    train, test = listops.generate(exp.data, "train"), listops.generate(exp.data, "test")
+    exp = classify.load("listops", tiny, ["train.steps=12"])
+    train, test = exp.data.generate("train"), exp.data.generate("test")
     real, seen = classify.batch_tensors, []
     monkeypatch.setattr(classify, "batch_tensors", lambda data, index, device: (
         data is train and seen.append(index.tolist()), real(data, index, device))[1])
@@ -250,9 +250,9 @@ def test_a_run_is_the_same_twice_and_mixers_see_the_same_batches(tiny, monkeypat
 
 
 def test_only_the_mixer_differs(tiny):
-    exp, shared, made = classify.load(tiny), None, {}
+    exp, shared, made = classify.load("listops", tiny), None, {}
     for mixer in classify.MIXERS:
-        model = classify.Encoder(classify.configured(exp.model, mixer))
+        model = classify.Encoder(classify.configured(exp, mixer))
         model.init_weights(5)
         made[mixer] = model.state_dict()
         weights = {n: p for n, p in model.named_parameters() if not n.endswith("sigma")}
@@ -267,19 +267,19 @@ def test_only_the_mixer_differs(tiny):
 @pytest.mark.parametrize("mixer", list(classify.MIXERS))
 def test_every_mixer_learns_small_expressions(tiny, mixer):
     changes = ["train.steps=125", "train.batch=16", "train.lr=0.02", "data.max_length=6", "data.train_sequences=160"]
-    exp = classify.load(tiny, changes)
-    train, test = listops.generate(exp.data, "train"), listops.generate(exp.data, "test")
+    exp = classify.load("listops", tiny, changes)
+    train, test = exp.data.generate("train"), exp.data.generate("test")
     curve = classify.train_one(exp, mixer, 1, train, test)["curve"]
     assert curve[-1][1] < curve[0][1] - 0.1, curve
 
 
 def test_the_shipped_configuration_has_the_lengths_and_depth_of_the_task():
-    exp = classify.load(Path(__file__).parent.parent / "configs" / "listops.toml")
+    exp = classify.load("listops", Path(__file__).parent.parent / "configs" / "listops.toml")
     assert (exp.data.min_length, exp.data.max_length, exp.data.max_depth) == (500, 2000, 10)
     assert exp.train.mixers == ["softmax", "rfa", "lara"]
     assert exp.data.train_sequences >= exp.train.steps * exp.train.batch  # every sequence is seen at most once
     # The maps with one feature a random vector have as many features as the one with two.
-    assert [classify.configured(exp.model, m).proj_dim for m in ("rfa", "favor", "rfa-arccos")] == [32, 64, 64]
+    assert [classify.configured(exp, m).proj_dim for m in ("rfa", "favor", "rfa-arccos")] == [32, 64, 64]
 
 
 def test_invalid_settings_are_refused(tiny):
@@ -287,11 +287,11 @@ def test_invalid_settings_are_refused(tiny):
                           ("data.depth=3", "unknown keys"), ("train.precision='f16'", "precision"),
                           ("other.x=1", "unknown tables"), ("model.pooling='last'", "pooling")):
         with pytest.raises(ValueError, match=match):
-            classify.load(tiny, [change])
+            classify.load("listops", tiny, [change])
 
 
 def test_a_nan_loss_stops_the_run(tiny):
-    exp = classify.load(tiny, ["train.lr=1e30"])
-    train, test = listops.generate(exp.data, "train"), listops.generate(exp.data, "test")
+    exp = classify.load("listops", tiny, ["train.lr=1e30"])
+    train, test = exp.data.generate("train"), exp.data.generate("test")
     with pytest.raises(classify.Diverged, match="softmax, seed 1, step"), torch.random.fork_rng():
         classify.train_one(exp, "softmax", 1, train, test)

@@ -1,4 +1,4 @@
-"""The command line: `python -m tidegate_experiments prepare|compare|listops|prepare-translation|translate|probe`."""
+"""The command line: `python -m tidegate_experiments prepare|compare|listops|passages|prepare-translation|translate|probe`."""
 
 from __future__ import annotations
 
@@ -37,6 +37,9 @@ def arguments() -> argparse.ArgumentParser:
     p = experiment("compare", "train every mixer in one decoder on equal terms, measure and export each", "prepare", "runs, checkpoints")
     p.add_argument("--threads", type=int, default=0, help="threads of PyTorch; default: its own choice")
     p = experiment("listops", "train an encoder with each mixer on ListOps and report", None, "runs")
+    p.add_argument("--device", default="cpu")
+    p = experiment("passages", "train an encoder with each mixer to name the book of a passage and report", None, "runs")
+    p.add_argument("--texts", type=Path, default=Path("."), help="folder that the text of [data] is relative to")
     p.add_argument("--device", default="cpu")
     cli.add_prepare(sub, "prepare-translation", "train the tokenizer of sentence pairs and encode them")
     p = experiment("translate", "train an encoder-decoder with each mixer on sentence pairs and report BLEU", "prepare-translation",
@@ -87,10 +90,11 @@ def execute(args: argparse.Namespace, command: str) -> None:
         from . import compare
 
         print(compare.compare(args.config, args.data, args.out, args.only, args.seeds, args.threads, args.set, command))
-    elif args.command == "listops":
+    elif args.command in ("listops", "passages"):
         from . import classify
 
-        classify.run_all(classify.load(args.config, args.set), args.out, args.only, args.seeds, args.device, command)
+        run, texts = classify.load(args.command, args.config, args.set), getattr(args, "texts", None)
+        classify.run_all(run, args.out, args.only, args.seeds, args.device, command, texts)
     elif args.command == "prepare-translation":
         from . import pairs, translate
 

@@ -1,7 +1,7 @@
-"""The ListOps experiment: one encoder with each mixer in turn, trained on the same sequences, and the report.
+"""Classifying sequences: one encoder with each mixer in turn, trained on the same sequences of a task, and the report.
 
 A run is one mixer with one seed. It leaves `runs/<mixer>-<seed>.json`; a finished run is not repeated, and the report
-`listops.json` is rewritten after each run from all of them, so that several processes may share a folder.
+`<task>.json` is rewritten after each run from all of them, so that several processes may share a folder.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ from tidegate_training import config, optim
 from tidegate_training.model import parameters
 from tidegate_training.train import Diverged
 
-from . import compare, listops
+from . import compare, sequences
 from .encoder import Encoder, EncoderConfig
-from .listops import ListOpsConfig, Sequences
+from .listops import ListOpsConfig
+from .passages import PassagesConfig
+from .sequences import Sequences
 
 # The mixers by their names in reports. D random vectors give 2 D features of sine and cosine; the other maps get 2 D vectors.
 MIXERS = {
@@ -38,8 +40,9 @@ MIXERS = {
     "lara-balance": {"attention": "lara", "lara_weights": "balance"},
     "ra": {"attention": "ra"},
 }
-NOTE = ("of sequences made here, whose arguments are shared out in another way than those of the Long Range Arena: not to be compared "
-        "with published accuracies. standard_error is that of the test sequences alone, seeds differ by more")
+# The tasks by the names of their commands and reports.
+TaskConfig = ListOpsConfig | PassagesConfig
+TASKS: dict[str, type[TaskConfig]] = {task.NAME: task for task in (ListOpsConfig, PassagesConfig)}
 CURVE_EVERY = 25
 BANDS = 3
 
@@ -78,7 +81,7 @@ class ClassifyConfig:
 @dataclass(frozen=True)
 class Experiment:
     model: EncoderConfig
-    data: ListOpsConfig
+    data: TaskConfig
     train: ClassifyConfig
 
     def settings(self) -> dict:
@@ -91,24 +94,24 @@ class Experiment:
         return {"model": model, "data": dataclasses.asdict(self.data), "train": train}
 
 
-def load(path: Path, overrides: list[str] = ()) -> Experiment:
-    """Reads `[model]`, `[data]` and `[train]` of a TOML; each override is `table.key=value`."""
+def load(task: str, path: Path, overrides: list[str] = ()) -> Experiment:
+    """Reads `[model]`, `[data]` and `[train]` of a task's TOML; each override is `table.key=value`."""
     raw = config.read(path, overrides, ("model", "data", "train"))
     build = lambda cls, table: config.build(cls, raw.get(table, {}), table)
     if {"attention", "feature_map", "lara_weights", "vocab_size", "classes"} & set(raw.get("model", {})):
         raise ValueError("[model]: train.mixers says which attentions are used, the task how many tokens and classes there are")
-    return Experiment(build(EncoderConfig, "model"), build(ListOpsConfig, "data"), build(ClassifyConfig, "train"))
+    return Experiment(build(EncoderConfig, "model"), build(TASKS[task], "data"), build(ClassifyConfig, "train"))
 
 
-def band(length: int, data: ListOpsConfig) -> int:
+def band(length: int, data: TaskConfig) -> int:
     """The third of the range of lengths that a batch is in."""
     return min(BANDS - 1, BANDS * (length - data.min_length) // max(1, data.max_length - data.min_length))
 
 
 def batch_tensors(data: Sequences, index: np.ndarray, device: str):
     """Token ids, mask (None without padding) and labels of a batch."""
-    ids, labels = (torch.from_numpy(x).to(device) for x in listops.collate(data, index))
-    mask = ids != listops.PAD
+    ids, labels = (torch.from_numpy(x).to(device) for x in sequences.collate(data, index))
+    mask = ids != sequences.PAD
     return ids, None if bool(mask.all()) else mask, labels
 
 
@@ -122,7 +125,7 @@ def evaluate(model: Encoder, data: Sequences, batch: int, device: str) -> tuple[
     """Accuracy, and mean loss in nats, over all sequences."""
     model.eval()
     right, total = 0, 0.0
-    for index in listops.batches(data, batch):
+    for index in sequences.batches(data, batch):
         ids, mask, labels = batch_tensors(data, index, device)
         logits = model(ids, mask)
         right += int((logits.argmax(-1) == labels).sum())
@@ -131,16 +134,16 @@ def evaluate(model: Encoder, data: Sequences, batch: int, device: str) -> tuple[
     return right / len(data), total / len(data)
 
 
-def configured(base: EncoderConfig, mixer: str) -> EncoderConfig:
+def configured(exp: Experiment, mixer: str) -> EncoderConfig:
     """The encoder of one mixer."""
-    cfg = dataclasses.replace(base, vocab_size=listops.VOCAB, classes=listops.CLASSES, **MIXERS[mixer])
-    return dataclasses.replace(cfg, proj_dim=2 * base.proj_dim) if cfg.feature_map in ("favor", "arc_cosine") else cfg
+    cfg = dataclasses.replace(exp.model, vocab_size=exp.data.vocab_size, classes=exp.data.classes, **MIXERS[mixer])
+    return dataclasses.replace(cfg, proj_dim=2 * exp.model.proj_dim) if cfg.feature_map in ("favor", "arc_cosine") else cfg
 
 
 def train_one(exp: Experiment, mixer: str, seed: int, train: Sequences, test: Sequences, device: str = "cpu") -> dict:
     """Trains the encoder with one mixer and measures it on `test`. The batches depend only on the seed."""
     t = exp.train
-    model = Encoder(configured(exp.model, mixer))
+    model = Encoder(configured(exp, mixer))
     model.init_weights(seed)
     model.to(device)
     torch.manual_seed(seed)  # of the noise in training
@@ -151,7 +154,7 @@ def train_one(exp: Experiment, mixer: str, seed: int, train: Sequences, test: Se
     spent, counted = [0.0] * BANDS, [0] * BANDS
     bar = tqdm(range(t.steps), desc=f"{mixer} {seed}", unit="step", dynamic_ncols=True, mininterval=2.0)
     for step in bar:
-        queue = queue or listops.batches(train, t.batch, rng)
+        queue = queue or sequences.batches(train, t.batch, rng)
         index = queue.pop()
         factor = optim.schedule(step, t)
         synchronise(device)
@@ -217,7 +220,7 @@ def read_runs(folder: Path, settings: dict) -> dict[tuple[str, int], dict]:
 
 
 def report(exp: Experiment, runs: dict[tuple[str, int], dict], facts: dict) -> dict:
-    """`listops.json`: one row a mixer, with all its seeds."""
+    """The task's report: one row a mixer, with all its seeds."""
     rows = []
     for mixer in MIXERS:
         results = [runs[key]["result"] for key in sorted(runs) if key[0] == mixer]
@@ -226,14 +229,14 @@ def report(exp: Experiment, runs: dict[tuple[str, int], dict], facts: dict) -> d
                      | {"machine": runs[mixer, r["seed"]]["machine"]} for r in results]
             rows.append({"mixer": mixer, "parameters": results[0]["parameters"], "seeds": seeds})
     given = list(runs.values())
-    return {"experiment": "listops", "command": compare.distinct(given, "command"), "machine": compare.distinct(given, "machine"),
+    return {"experiment": exp.data.NAME, "command": compare.distinct(given, "command"), "machine": compare.distinct(given, "machine"),
             "date": datetime.date.today().isoformat(), "settings": exp.settings() | facts, "rows": rows}
 
 
-def run_all(exp: Experiment, out: Path, only: list[str], seeds: list[int], device: str, command: str) -> dict:
-    """Makes the missing runs; returns the report, which is also `out/listops.json`.
+def run_all(exp: Experiment, out: Path, only: list[str], seeds: list[int], device: str, command: str, texts: Path | None = None) -> dict:
+    """Makes the missing runs; returns the report, which is also `out/<task>.json`.
 
-    command: as the report states it. If a run diverges, the others continue and then `Diverged` is raised; the next call tries
+    command: as the report states it. texts: the folder that a task's texts are relative to. If a run diverges, the others continue and then `Diverged` is raised; the next call tries
     it again.
     """
     mixers = only or exp.train.mixers
@@ -243,13 +246,12 @@ def run_all(exp: Experiment, out: Path, only: list[str], seeds: list[int], devic
     compare.remove_leftovers(out)
     if exp.train.threads:
         torch.set_num_threads(exp.train.threads)
-    folder = out / "runs"
+    folder, path = out / "runs", out / f"{exp.data.NAME}.json"
     folder.mkdir(parents=True, exist_ok=True)
     settings = exp.settings()
     read_runs(folder, settings)  # refuses a folder of another experiment before anything is computed
-    train, test = listops.generate(exp.data, "train"), listops.generate(exp.data, "test")
-    facts = {"unit": "accuracy", "note_on_accuracies": NOTE, "baselines": listops.baselines(train, test), "train_distribution": listops.describe(train),
-             "test_distribution": listops.describe(test)}
+    train, test = (exp.data.generate(part, texts) for part in ("train", "test"))
+    facts = {"unit": "accuracy", "note_on_accuracies": exp.data.NOTE} | exp.data.facts(train, test)
     print(json.dumps(facts, indent=1), flush=True)
     for seed in seeds or exp.train.seeds:
         for mixer in mixers:
@@ -263,11 +265,11 @@ def run_all(exp: Experiment, out: Path, only: list[str], seeds: list[int], devic
                 continue
             compare.write_json(file, {"mixer": mixer, "machine": machine(device), "command": command, "settings": settings,
                                       "result": result})
-            compare.write_json(out / "listops.json", report(exp, read_runs(folder, settings), facts))
+            compare.write_json(path, report(exp, read_runs(folder, settings), facts))
             print(f"{mixer}, seed {seed}: accuracy {result['accuracy']:.3f}, loss {result['loss']:.3f} nats, "
                   f"{result['sequences_per_second']:.2f} sequences/s", flush=True)
     whole = report(exp, read_runs(folder, settings), facts)
-    compare.write_json(out / "listops.json", whole)
+    compare.write_json(path, whole)
     if "diverged" in facts:
-        raise Diverged(f"{out / 'listops.json'} is without " + "; ".join(facts["diverged"]))
+        raise Diverged(f"{path} is without " + "; ".join(facts["diverged"]))
     return whole

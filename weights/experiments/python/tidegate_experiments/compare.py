@@ -65,8 +65,9 @@ def load(path: Path, overrides: list[str] = ()) -> CompareRun:
     return CompareRun(**config.build_run(raw), compare=config.build(CompareConfig, raw.get("compare", {}), "compare"))
 
 
-# Each mixer's changes of `[model]`. D random vectors give 2 D features of sine and cosine; the other maps get 2 D vectors. A
-# window of `context` is a whole segment, one of `window` the hybrid's part of it.
+# Each mixer's changes of `[model]`. D random vectors give 2 D features of sine and cosine; the other maps get 2 D vectors. With
+# D of half a head's width, RFA has as many features as ELU. A window of `context` is a whole segment, one of `window` the
+# hybrid's part of it.
 PLAIN = {"attention": "rfa", "feature_map": "gaussian", "gate": True, "sliding_window": None}
 MIXERS: dict[str, dict] = {
     "softmax": {"attention": "softmax", "gate": False, "sliding_window": "context"},
@@ -80,6 +81,10 @@ MIXERS: dict[str, dict] = {
     "rfa-gate": {},
     "rfa-gate-stateful": {},
     "rfa-gate-no-positions": {"position_embedding": "none"},
+    "rfa-gate-d-16": {"proj_dim": 16},
+    "rfa-gate-d-16-stateful": {"proj_dim": 16},
+    "rfa-gate-d-256": {"proj_dim": 256},
+    "rfa-gate-d-256-stateful": {"proj_dim": 256},
     "rfa-gate-pool": {},
     "rfa-gate-fixed-sigma": {},
     "rfa-arccos": {"feature_map": "arc_cosine", "gate": False},
@@ -128,7 +133,8 @@ def configured(base: CompareRun, mixer: str, seed: int, threads: int) -> Compare
     windows = {"context": base.train.segment, "window": base.compare.window}
     changes["sliding_window"] = windows.get(changes["sliding_window"])
     wide = changes["feature_map"] in ("favor", "arc_cosine")
-    model = dataclasses.replace(base.model, proj_dim=base.model.proj_dim * (2 if wide else 1), **changes)
+    changes.setdefault("proj_dim", base.model.proj_dim * (2 if wide else 1))
+    model = dataclasses.replace(base.model, **changes)
     pool = POOLS.get(mixer, base.train.pool) if model.proj_dim else 0
     own = {"carry_state": False, "pool": pool} | STATEFUL.get(mixer, {})
     train = dataclasses.replace(base.train, seed=seed, threads=threads, **own)

@@ -118,8 +118,14 @@ fn seeds(rows: &[&Row]) -> String {
     }
 }
 
-fn softmax<'a>(rows: &[&'a Row]) -> Option<&'a Row> {
-    rows.iter().copied().find(|row| row.mixer == "softmax")
+/// The softmax that a mixer is compared with: the one trained to read as it was, or without one, that trained on blocks.
+fn softmax<'a>(rows: &[&'a Row], judged: Judged) -> Option<&'a Row> {
+    let named = |name: &str| rows.iter().copied().find(|row| row.mixer == name);
+    let alike = match judged {
+        Judged::Loss => None,
+        Judged::StreamLoss => named("softmax-stateful"),
+    };
+    alike.or_else(|| named("softmax"))
 }
 
 /// The panels of final losses, then those of curves: blocks and streams are different tasks, and never share an axis.
@@ -156,7 +162,8 @@ fn finals(rows: &[&Row], judged: Judged, unit: &str) -> Option<Panel> {
     let names: Vec<String> = far.iter().map(|(mean, row)| format!("{} {mean:.3}", row.mixer)).collect();
     let absent = if names.is_empty() { String::new() } else { format!(". Not shown: {}", names.join(", ")) };
     let label = format!("{unit}; less is better{absent}");
-    let mark = near.iter().find(|(_, row)| row.mixer == "softmax").map(|(mean, _)| (*mean, "softmax".into()));
+    let reference = softmax(rows, judged).map(|row| row.mixer.as_str());
+    let mark = near.iter().find(|(_, row)| reference == Some(&row.mixer)).map(|(mean, row)| (*mean, row.mixer.clone()));
     Some(Panel::Dots(Dots {
         title: format!("at the end of training, {}", judged.reading()),
         axis: Axis { label, kind: Kind::Linear },
@@ -176,8 +183,7 @@ fn markdown(rows: &[&Row], unit: &str) -> String {
         "state bytes",
         "minutes a seed",
     ];
-    let softmax = softmax(rows);
-    let above = |row: &Row, judged: Judged| softmax.and_then(|softmax| row.above(softmax, judged));
+    let above = |row: &Row, judged: Judged| softmax(rows, row.judged).and_then(|softmax| row.above(softmax, judged));
     // Without a counterpart, last.
     let rank = |row: &Row| above(row, row.judged).unwrap_or(f64::INFINITY);
     let mut sorted = rows.to_vec();
@@ -202,8 +208,8 @@ fn markdown(rows: &[&Row], unit: &str) -> String {
     };
     let table = table(&headings.map(String::from), &sorted.iter().map(line).collect::<Vec<_>>());
     format!(
-        "{table}\nThe mean of {} (least to most). Blocks are compared with softmax's blocks, and streams with its stream; the \
-         two losses are not comparable with each other. In bold how a mixer was trained to read, by which the rows are sorted.\n{}",
+        "{table}\nThe mean of {} (least to most). Blocks are compared with softmax's blocks, and streams with its stream, of \
+         the softmax that was trained alike; the two losses are not comparable with each other. In bold how a mixer was trained to read, by which the rows are sorted.\n{}",
         seeds(rows),
         [ties(&sorted), uncontrolled(rows)].concat()
     )
@@ -239,7 +245,8 @@ fn ties(rows: &[&Row]) -> String {
 fn uncontrolled(rows: &[&Row]) -> String {
     let stream = || rows.iter().filter(|row| row.judged == Judged::StreamLoss);
     let names: Vec<&str> = stream().map(|row| row.mixer.as_str()).collect();
-    if names.is_empty() || softmax(rows).is_none() || stream().any(|row| row.mixer.starts_with("softmax")) {
+    if names.is_empty() || softmax(rows, Judged::Loss).is_none() || stream().any(|row| row.mixer.starts_with("softmax"))
+    {
         return String::new();
     }
     format!(

@@ -4,11 +4,11 @@
 //! Each experiment has a module that interprets its rows; `curves` is for training curves, `crate::svg` for drawing.
 
 mod approximation;
+mod classification;
 mod cost;
 mod curves;
 mod denominators;
 mod language;
-mod listops;
 mod section;
 mod translation;
 mod translation_cost;
@@ -36,8 +36,8 @@ pub enum ReportError {
     Record(#[from] RecordError),
     /// The folder has no result file.
     #[error(
-        "{0}: holds no experiment: language-*.json, approximation.json, denominators.json, listops.json, cost.json, \
-         translation.json, translation-cost.json"
+        "{0}: holds no experiment: language-*.json, approximation.json, denominators.json, listops.json, passages.json, \
+         cost.json, translation.json, translation-cost.json"
     )]
     Nothing(PathBuf),
 }
@@ -54,11 +54,13 @@ pub fn report(folder: &Path) -> Result<Vec<PathBuf>, ReportError> {
         let (section, source) = match name.as_str() {
             "approximation" => section(&path, "approximation", approximation::section)?,
             "denominators" => section(&path, "denominators", denominators::section)?,
-            "listops" => section(&path, "listops", listops::section)?,
             "cost" => section(&path, "cost", cost::section)?,
             "translation" => section(&path, "translation", translation::section)?,
             "translation-cost" => section(&path, "translation-cost", translation_cost::section)?,
-            _ => section(&path, "language", language::section)?,
+            other => match classification::TASKS.iter().find(|task| task.name == other) {
+                Some(task) => section(&path, task.name, |path, record| classification::section(task, path, record))?,
+                None => section(&path, "language", language::section)?,
+            },
         };
         let picture = folder.join(format!("{name}.svg"));
         std::fs::write(&picture, section.picture.svg()).map_err(RecordError::file(&picture))?;
@@ -85,9 +87,10 @@ fn experiments(folder: &Path) -> Result<Vec<String>, RecordError> {
         "approximation" => Some(1),
         "denominators" => Some(2),
         "listops" => Some(3),
-        "cost" => Some(4),
-        "translation" => Some(5),
-        "translation-cost" => Some(6),
+        "passages" => Some(4),
+        "cost" => Some(5),
+        "translation" => Some(6),
+        "translation-cost" => Some(7),
         name if name.starts_with("language-") => Some(0),
         _ => None, // not a result file
     };

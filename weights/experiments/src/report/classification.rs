@@ -1,4 +1,4 @@
-//! ListOps by mixer: the accuracies that show that the task was learned, and the speeds of training.
+//! Sequences classified by encoders, by mixer: the accuracies that show that the task was learned, and the speeds of training.
 
 use std::path::Path;
 
@@ -10,6 +10,40 @@ use crate::record::{Record, RecordError};
 use crate::scale::Kind;
 use crate::svg::{Axis, DotRow, Dots, Panel, Picture};
 use tidegate_weights::terminal::grouped;
+
+/// A task, in words.
+pub(super) struct Task {
+    /// The name of its result file.
+    pub(super) name: &'static str,
+    title: &'static str,
+    /// What is classified.
+    subject: &'static str,
+    /// The guess of `settings.baselines` that an accuracy has to surpass.
+    guess: &'static str,
+    /// The same in words.
+    guessed: &'static str,
+    /// Baselines to set beside the accuracies, with what they are.
+    beside: &'static [(&'static str, &'static str)],
+}
+
+pub(super) const TASKS: [Task; 2] = [
+    Task {
+        name: "listops",
+        title: "ListOps",
+        subject: "nested lists of digits, ten classes",
+        guess: "first_operator",
+        guessed: "the share of the commonest class under the outermost operator",
+        beside: &[],
+    },
+    Task {
+        name: "passages",
+        title: "Passages",
+        subject: "which book a passage is from, by its bytes",
+        guess: "majority_class",
+        guessed: "the share of one book",
+        beside: &[("byte_pairs", "naive Bayes over pairs of bytes")],
+    },
+];
 
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(super) struct Row {
@@ -58,7 +92,7 @@ impl Row {
     }
 }
 
-pub(super) fn section(path: &Path, record: &Record<Row>) -> Result<Section, RecordError> {
+pub(super) fn section(task: &Task, path: &Path, record: &Record<Row>) -> Result<Section, RecordError> {
     for (at, row) in record.rows.iter().enumerate() {
         if row.seeds.is_empty() {
             return Err(RecordError::malformed(path, format!("rows[{at}].seeds"), "must not be empty"));
@@ -70,19 +104,24 @@ pub(super) fn section(path: &Path, record: &Record<Row>) -> Result<Section, Reco
             checked(path, &field("sequences_per_second"), seed.sequences_per_second, |speed| speed > 0.0)?;
         }
     }
-    let guess = record.settings.get("baselines").and_then(|found| found.get("first_operator")).and_then(Value::as_f64);
-    let guess = guess.map(|share| 100.0 * share);
+    let percent = |name: &str| Some(100.0 * record.settings.get("baselines")?.get(name).and_then(Value::as_f64)?);
+    let guess = percent(task.guess);
+    let beside: Vec<String> = task
+        .beside
+        .iter()
+        .filter_map(|&(name, words)| Some(format!("For comparison, {words}: {:.1} %.\n", percent(name)?)))
+        .collect();
     let mut rows: Vec<&Row> = record.rows.iter().collect();
     rows.sort_by(|a, b| b.mean().total_cmp(&a.mean()));
     Ok(Section {
-        title: "ListOps".into(),
+        title: task.title.into(),
         picture: Picture {
-            title: "ListOps: nested lists of digits, ten classes".into(),
+            title: format!("{}: {}", task.title, task.subject),
             subtitle: "accuracy on sequences that training has not seen, where the task was learned; speed of training"
                 .into(),
             panels: panels(&rows, guess),
         },
-        text: markdown(&rows, guess),
+        text: [markdown(task, &rows, guess), beside.concat()].join(if beside.is_empty() { "" } else { "\n" }),
     })
 }
 
@@ -107,7 +146,7 @@ fn panels(rows: &[&Row], guess: Option<f64>) -> Vec<Panel> {
     panels
 }
 
-fn markdown(rows: &[&Row], guess: Option<f64>) -> String {
+fn markdown(task: &Task, rows: &[&Row], guess: Option<f64>) -> String {
     let headings = ["mixer", "accuracy, %", "loss", "sequences a second", "steps", "parameters"];
     let line = |row: &&Row| {
         let losses: Vec<f64> = row.seeds.iter().map(|seed| seed.loss).collect();
@@ -130,8 +169,9 @@ fn markdown(rows: &[&Row], guess: Option<f64>) -> String {
         rows.iter().filter(|row| !row.learned(guess)).map(|row| format!("{} {:.1}", row.mixer, row.mean())).collect();
     let Some(guess) = guess.filter(|_| !withdrawn.is_empty()) else { return table };
     format!(
-        "{table}\nAn accuracy is withdrawn if it is not above {guess:.1} %, the share of the commonest class under the outermost \
-         operator, by three standard errors: it does not show that the task was learned. Withdrawn (%): {}. The speeds stand.\n",
+        "{table}\nAn accuracy is withdrawn if it is not above {guess:.1} %, {}, by three standard errors: it does not show that \
+         the task was learned. Withdrawn (%): {}. The speeds stand.\n",
+        task.guessed,
         withdrawn.join(", ")
     )
 }

@@ -1,0 +1,99 @@
+"""Passages: a stretch of a book's bytes, classified by the book.
+
+A substitute for the byte-level tasks of the Long Range Arena (Tay et al. 2020, arXiv 2011.04006), IMDb and AAN, whose texts
+are not at hand. Accuracies are not comparable with theirs. Training passages begin anywhere in the first four fifths of a book and
+test passages in the last fifth, so that no byte is in both.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from tidegate_training.data import documents
+
+from . import sequences
+from .sequences import Sequences
+
+VOCAB = 258  # padding, the bytes, and the mark before a passage
+BYTE = 1  # the byte b is token BYTE + b
+BEGIN = 257
+
+
+@dataclass(frozen=True)
+class PassagesConfig:
+    """Passages of `min_length` to `max_length` bytes, as many of each of the first `books` documents of `text`."""
+
+    NAME: ClassVar[str] = "passages"
+    NOTE: ClassVar[str] = ("which book a passage is from, by its bytes: a substitute for the byte-level tasks of the Long Range Arena, "
+                           "not comparable with them. standard_error is that of the test passages alone, seeds differ by more")
+    vocab_size: ClassVar[int] = VOCAB
+
+    text: str = "novels/train.txt"
+    books: int = 20
+    min_length: int = 1000
+    max_length: int = 4000
+    train_sequences: int = 4800
+    test_sequences: int = 1000
+    seed: int = 1
+
+    def __post_init__(self):
+        if self.books < 2:
+            raise ValueError(f"data.books: must be 2 or more, found {self.books}")
+        if not 1 <= self.min_length <= self.max_length:
+            raise ValueError(f"data.max_length: must be at least min_length, and that 1 or more, found {self.min_length} and "
+                             f"{self.max_length}")
+
+    @property
+    def classes(self) -> int:
+        return self.books
+
+    def parts(self, texts: Path) -> dict[str, list[np.ndarray]]:
+        """The bytes of each book, those to train on and those to test on."""
+        found = [np.frombuffer(text.encode(), dtype=np.uint8) for text in documents(texts / self.text)[: self.books]]
+        if len(found) < self.books:
+            raise ValueError(f"data.books: {self.text} holds {len(found)} books, {self.books} are wanted")
+        cuts = [len(book) * 4 // 5 for book in found]
+        short = min(min(cut, len(book) - cut) for book, cut in zip(found, cuts))
+        if short < self.max_length:
+            raise ValueError(f"data.max_length: must be at most {short}, the least part of a book, found {self.max_length}")
+        return {"train": [book[:cut] for book, cut in zip(found, cuts)], "test": [book[cut:] for book, cut in zip(found, cuts)]}
+
+    def generate(self, part: str, texts: Path) -> Sequences:
+        """The `train` or `test` passages; each part has its own stream of random numbers. texts: the folder of `text`"""
+        rng, books = random.Random(f"{part} {self.seed}"), self.parts(texts)[part]
+        count = {"train": self.train_sequences, "test": self.test_sequences}[part]
+        labels, tokens = [i % self.books for i in range(count)], []
+        for label in labels:
+            length = rng.randint(self.min_length, self.max_length)
+            at = rng.randint(0, len(books[label]) - length)
+            tokens.append(books[label][at : at + length].astype(np.uint16) + BYTE)
+        return Sequences(tokens, np.array(labels), BEGIN)
+
+    def facts(self, train: Sequences, test: Sequences) -> dict:
+        """What the report says of the data. Accuracies of two guesses learned from the training part: always one class, and
+        `byte_pairs`, the likeliest book by its frequencies of pairs of bytes (naive Bayes, one added to each count)."""
+        return {"baselines": {"majority_class": sequences.majority(train, test), "byte_pairs": byte_pairs(train, test, self.books)},
+                "train_distribution": sequences.describe(train, self.books),
+                "test_distribution": sequences.describe(test, self.books)}
+
+
+def pairs(tokens: np.ndarray) -> np.ndarray:
+    """The pairs of bytes that follow one another, as numbers below 65,536."""
+    given = tokens.astype(np.int64) - BYTE
+    return given[:-1] * 256 + given[1:]
+
+
+def byte_pairs(train: Sequences, test: Sequences, classes: int) -> float:
+    """The accuracy of naive Bayes over pairs of bytes; classes are as frequent as in `train`."""
+    counts = np.ones((classes, 1 << 16))
+    for tokens, label in zip(train.tokens, train.labels):
+        counts[label] += np.bincount(pairs(tokens), minlength=1 << 16)
+    frequent = np.log(np.bincount(train.labels, minlength=classes).clip(min=1))
+    likely = np.log(counts / counts.sum(1, keepdims=True))
+    guesses = [int((frequent + likely[:, pairs(tokens)].sum(1)).argmax()) for tokens in test.tokens]
+    return float((np.array(guesses) == test.labels).mean())
