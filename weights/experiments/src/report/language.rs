@@ -55,19 +55,29 @@ struct Run {
     curve: Vec<(f64, f64)>,
 }
 
+impl Run {
+    fn loss_of(&self, judged: Judged) -> Option<f64> {
+        match judged {
+            Judged::Loss => Some(self.loss),
+            Judged::StreamLoss => self.stream_loss,
+        }
+    }
+}
+
 impl Row {
     /// One of the two losses, of every seed that has it.
     fn losses(&self, judged: Judged) -> Vec<f64> {
-        let loss = |seed: &Run| match judged {
-            Judged::Loss => Some(seed.loss),
-            Judged::StreamLoss => seed.stream_loss,
-        };
-        self.seeds.iter().filter_map(loss).collect()
+        self.seeds.iter().filter_map(|seed| seed.loss_of(judged)).collect()
     }
 
-    /// How far the mixer is above another in one loss; none if one of them was not measured.
-    fn above(&self, other: &Row, judged: Judged) -> Option<f64> {
-        Some(mean(&self.losses(judged))? - mean(&other.losses(judged))?)
+    /// How far the mixer is above another in one loss, seed by seed: those that both have. Mixers of a seed read the same text
+    /// in one order, so that they are more alike than seeds of a mixer are.
+    fn above(&self, other: &Row, judged: Judged) -> Vec<f64> {
+        let pair = |seed: &Run| {
+            let same = other.seeds.iter().find(|found| found.seed == seed.seed)?;
+            Some(seed.loss_of(judged)? - same.loss_of(judged)?)
+        };
+        self.seeds.iter().filter_map(pair).collect()
     }
 }
 
@@ -183,16 +193,24 @@ fn markdown(rows: &[&Row], unit: &str) -> String {
         "state bytes",
         "minutes a seed",
     ];
-    let above = |row: &Row, judged: Judged| softmax(rows, row.judged).and_then(|softmax| row.above(softmax, judged));
+    let above = |row: &Row, judged: Judged| {
+        softmax(rows, row.judged).map_or_else(Vec::new, |softmax| row.above(softmax, judged))
+    };
     // Without a counterpart, last.
-    let rank = |row: &Row| above(row, row.judged).unwrap_or(f64::INFINITY);
+    let rank = |row: &Row| mean(&above(row, row.judged)).unwrap_or(f64::INFINITY);
     let mut sorted = rows.to_vec();
     sorted.sort_by(|a, b| rank(a).total_cmp(&rank(b)));
     let line = |row: &&Row| {
         let bold = |text: String, judged: Judged| if row.judged == judged { format!("**{text}**") } else { text };
         let loss = |judged: Judged| bold(with_spread(&row.losses(judged), 3), judged);
         let difference = |judged: Judged| {
-            above(row, judged).map_or_else(|| "-".into(), |above| bold(format!("{above:+.3}"), judged))
+            spread(&above(row, judged)).map_or_else(
+                || "-".into(),
+                |(mean, low, high)| {
+                    let [mean, low, high] = [mean, low, high].map(|number| format!("{number:+.3}"));
+                    bold(if low == high { mean } else { format!("{mean} ({low} to {high})") }, judged)
+                },
+            )
         };
         let seconds: Vec<f64> = row.seeds.iter().map(|seed| seed.seconds).collect();
         vec![
@@ -208,7 +226,7 @@ fn markdown(rows: &[&Row], unit: &str) -> String {
     };
     let table = table(&headings.map(String::from), &sorted.iter().map(line).collect::<Vec<_>>());
     format!(
-        "{table}\nThe mean of {} (least to most). Blocks are compared with softmax's blocks, and streams with its stream, of \
+        "{table}\nThe mean of {} (least to most); differences are taken seed by seed. Blocks are compared with softmax's blocks, and streams with its stream, of \
          the softmax that was trained alike; the two losses are not comparable with each other. In bold how a mixer was trained to read, by which the rows are sorted.\n{}",
         seeds(rows),
         [ties(&sorted), uncontrolled(rows)].concat()
@@ -216,18 +234,13 @@ fn markdown(rows: &[&Row], unit: &str) -> String {
 }
 
 /// Which mixers do as well as others with at most half of their state, in the loss that both were trained for; as well, if
-/// the ranges of their seeds overlap. Empty if none does.
+/// each is ahead in some seed. Empty if none does.
 fn ties(rows: &[&Row]) -> String {
-    let range = |row: &Row| spread(&row.losses(row.judged)).map(|(_, low, high)| (low, high));
-    let overlap = |a: &Row, b: &Row| {
-        range(a).zip(range(b)).is_some_and(|((low, high), (least, most))| low <= most && least <= high)
-    };
+    let even = |a: &Row, b: &Row| spread(&a.above(b, a.judged)).is_some_and(|(_, low, high)| low <= 0.0 && high >= 0.0);
     let tied = |row: &&Row| {
         let larger: Vec<String> = rows
             .iter()
-            .filter(|other| {
-                other.judged == row.judged && 2 * row.state_bytes <= other.state_bytes && overlap(row, other)
-            })
+            .filter(|other| other.judged == row.judged && 2 * row.state_bytes <= other.state_bytes && even(row, other))
             .map(|other| format!("{} ({})", other.mixer, grouped(other.state_bytes)))
             .collect();
         let own = format!("{} ({} bytes)", row.mixer, grouped(row.state_bytes));
@@ -237,7 +250,7 @@ fn ties(rows: &[&Row]) -> String {
     if found.is_empty() {
         return String::new();
     }
-    let reading = "Ties at half the state or less, as trained to read (the ranges of the seeds overlap)";
+    let reading = "Ties at half the state or less, as trained to read (each is ahead in some seed)";
     format!("\n{reading}: {}.\n", found.join("; "))
 }
 
