@@ -1,6 +1,8 @@
 """Passages: what they are cut from, the guesses they are compared with, and the experiment that reports on them."""
 
+import dataclasses
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -90,26 +92,31 @@ def test_the_command_trains_and_reports(texts, tmp_path, capsys):
     assert [seed["seed"] for seed in report["rows"][0]["seeds"]] == [1, 2]
     settings = report["settings"]
     assert settings["baselines"].keys() == {"majority_class", "byte_pairs"} and settings["data"]["books"] == 3
+    assert (settings["model"]["vocab_size"], settings["model"]["classes"]) == (passages.VOCAB, 3)
     assert settings["test_distribution"]["class"] == {"0": 8, "1": 8, "2": 8}
     assert str(tmp_path) not in json.dumps(report)
     capsys.readouterr()
     for wrong, says in ((["--set", "data.books=4"], "data.books: books.txt holds 3 books"), (["--set", "data.max_length=101"], "at most 100"),
                         (["--set", "data.books=1"], "data.books: must be 2"), (["--set", "data.min_length=61"], "data.max_length"),
+                        (["--set", "data.test_sequences=2"], "at least data.books"), (["--set", "train.batch=49"], "at least train.batch"),
                         (["--set", "data.text='none.txt'"], "none.txt")):
         assert main(base[:-1] + [str(tmp_path / "other")] + wrong) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert says in line
+    # Runs on another text of the same name are not mixed with these.
+    (texts / "books.txt").write_text((texts / "books.txt").read_text() + "!")
+    assert main(base) == 2 and "other settings" in capsys.readouterr().err
 
 
 def test_books_of_different_letters_are_learned(texts, tmp_path):
     (tmp_path / "tiny.toml").write_text(TINY)
     exp = classify.load("passages", tmp_path / "tiny.toml", ["train.steps=60", "train.lr=0.02", "data.train_sequences=480"])
-    train = exp.data.generate("train", texts)
-    found = classify.train_one(exp, "rfa", 1, train, train)
+    other = dataclasses.replace(exp.data, seed=2)  # the test part has other letters
+    found = classify.train_one(exp, "rfa", 1, exp.data.generate("train", texts), other.generate("train", texts))
     assert found["accuracy"] > 0.9, found
 
 
-def test_the_shipped_configuration_reads_no_passage_twice():
-    exp = classify.load("passages", passages.Path(__file__).parent.parent / "configs" / "passages.toml")
+def test_the_shipped_configuration_draws_each_passage_for_one_step():
+    exp = classify.load("passages", Path(__file__).parent.parent / "configs" / "passages.toml")
     assert (exp.data.min_length, exp.data.max_length) == (1000, 4000)
     assert exp.data.train_sequences >= exp.train.steps * exp.train.batch

@@ -38,6 +38,7 @@ def arguments() -> argparse.ArgumentParser:
     p.add_argument("--threads", type=int, default=0, help="threads of PyTorch; default: its own choice")
     p = experiment("listops", "train an encoder with each mixer on ListOps and report", None, "runs")
     p.add_argument("--device", default="cpu")
+    p.set_defaults(texts=None)
     p = experiment("passages", "train an encoder with each mixer to name the book of a passage and report", None, "runs")
     p.add_argument("--texts", type=Path, default=Path("."), help="folder that the text of [data] is relative to")
     p.add_argument("--device", default="cpu")
@@ -93,8 +94,8 @@ def execute(args: argparse.Namespace, command: str) -> None:
     elif args.command in ("listops", "passages"):
         from . import classify
 
-        run, texts = classify.load(args.command, args.config, args.set), getattr(args, "texts", None)
-        classify.run_all(run, args.out, args.only, args.seeds, args.device, command, texts)
+        run = classify.load(args.command, args.config, args.set)
+        classify.run_all(run, args.out, args.only, args.seeds, args.device, command, args.texts)
     elif args.command == "prepare-translation":
         from . import pairs, translate
 

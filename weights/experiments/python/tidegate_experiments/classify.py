@@ -84,9 +84,15 @@ class Experiment:
     data: TaskConfig
     train: ClassifyConfig
 
+    def __post_init__(self):
+        if self.data.train_sequences < self.train.batch or self.data.test_sequences < 1:
+            raise ValueError(f"data: train_sequences must be at least train.batch, {self.train.batch}, and test_sequences 1 or more, "
+                             f"found {self.data.train_sequences} and {self.data.test_sequences}")
+
     def settings(self) -> dict:
         """The settings of a run besides its mixer and seed, as plain JSON."""
-        model, train = dataclasses.asdict(self.model), dataclasses.asdict(self.train)
+        sized = dataclasses.replace(self.model, vocab_size=self.data.vocab_size, classes=self.data.classes)
+        model, train = dataclasses.asdict(sized), dataclasses.asdict(self.train)
         for key in ("attention", "feature_map", "lara_weights"):
             del model[key]
         for key in ("mixers", "seeds", "threads"):
@@ -219,7 +225,7 @@ def read_runs(folder: Path, settings: dict) -> dict[tuple[str, int], dict]:
     return found
 
 
-def report(exp: Experiment, runs: dict[tuple[str, int], dict], facts: dict) -> dict:
+def report(exp: Experiment, runs: dict[tuple[str, int], dict], settings: dict, facts: dict) -> dict:
     """The task's report: one row a mixer, with all its seeds."""
     rows = []
     for mixer in MIXERS:
@@ -230,14 +236,15 @@ def report(exp: Experiment, runs: dict[tuple[str, int], dict], facts: dict) -> d
             rows.append({"mixer": mixer, "parameters": results[0]["parameters"], "seeds": seeds})
     given = list(runs.values())
     return {"experiment": exp.data.NAME, "command": compare.distinct(given, "command"), "machine": compare.distinct(given, "machine"),
-            "date": datetime.date.today().isoformat(), "settings": exp.settings() | facts, "rows": rows}
+            "date": datetime.date.today().isoformat(), "settings": settings | facts, "rows": rows}
 
 
-def run_all(exp: Experiment, out: Path, only: list[str], seeds: list[int], device: str, command: str, texts: Path | None = None) -> dict:
+def run_all(exp: Experiment, out: Path, only: list[str], seeds: list[int], device: str, command: str,
+            texts: Path | None = None) -> dict:
     """Makes the missing runs; returns the report, which is also `out/<task>.json`.
 
-    command: as the report states it. texts: the folder that a task's texts are relative to. If a run diverges, the others continue and then `Diverged` is raised; the next call tries
-    it again.
+    command: as the report states it. texts: the folder that a task's texts are relative to. If a run diverges, the others
+    continue and then `Diverged` is raised; the next call tries it again.
     """
     mixers = only or exp.train.mixers
     unknown = sorted(set(mixers) - set(MIXERS))
@@ -248,7 +255,7 @@ def run_all(exp: Experiment, out: Path, only: list[str], seeds: list[int], devic
         torch.set_num_threads(exp.train.threads)
     folder, path = out / "runs", out / f"{exp.data.NAME}.json"
     folder.mkdir(parents=True, exist_ok=True)
-    settings = exp.settings()
+    settings = exp.settings() | exp.data.source(texts)
     read_runs(folder, settings)  # refuses a folder of another experiment before anything is computed
     train, test = (exp.data.generate(part, texts) for part in ("train", "test"))
     facts = {"unit": "accuracy", "note_on_accuracies": exp.data.NOTE} | exp.data.facts(train, test)
@@ -265,10 +272,10 @@ def run_all(exp: Experiment, out: Path, only: list[str], seeds: list[int], devic
                 continue
             compare.write_json(file, {"mixer": mixer, "machine": machine(device), "command": command, "settings": settings,
                                       "result": result})
-            compare.write_json(path, report(exp, read_runs(folder, settings), facts))
+            compare.write_json(path, report(exp, read_runs(folder, settings), settings, facts))
             print(f"{mixer}, seed {seed}: accuracy {result['accuracy']:.3f}, loss {result['loss']:.3f} nats, "
                   f"{result['sequences_per_second']:.2f} sequences/s", flush=True)
-    whole = report(exp, read_runs(folder, settings), facts)
+    whole = report(exp, read_runs(folder, settings), settings, facts)
     compare.write_json(path, whole)
     if "diverged" in facts:
         raise Diverged(f"{path} is without " + "; ".join(facts["diverged"]))

@@ -117,7 +117,8 @@ def notes(cfg: CompareRun) -> dict[str, str]:
     return {
         "note_on_parameters": NOTES["parameters"],
         "note_on_features": f"{2 * m.proj_dim} a head, from {m.proj_dim} random vectors with sine and cosine, from {2 * m.proj_dim} "
-                          f"with arc-cosine and FAVOR+; ELU has head_dim = {m.head_dim}, and a state in proportion",
+                          f"with arc-cosine and FAVOR+, and 2 N of the mixers in -d-N; ELU has head_dim = {m.head_dim}; states are in "
+                          "proportion",
         "note_on_judging": NOTES["judging"],
         "note_on_half_lives": f"{t.half_life_min:g} to {t.half_life_max:g} tokens to begin with, fitted to a block of {t.segment}; "
                             f"of stateful mixers {CARRIED['half_life_min']:g} to {CARRIED['half_life_max']:g}",

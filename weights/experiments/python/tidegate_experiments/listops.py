@@ -62,6 +62,10 @@ class ListOpsConfig:
             raise ValueError(f"lengths: expected 4 <= min_length <= max_length <= {most}, "
                              f"found {self.min_length} and {self.max_length}")
 
+    def source(self, texts: Path | None = None) -> dict:
+        """Nothing: the sequences come from the seed."""
+        return {}
+
     def generate(self, part: str, texts: Path | None = None) -> Sequences:
         """The `train` or `test` sequences; each part has its own stream of random numbers. texts: not used"""
         rng = random.Random(f"{part} {self.seed}")

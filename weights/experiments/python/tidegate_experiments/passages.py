@@ -7,6 +7,7 @@ test passages in the last fifth, so that no byte is in both.
 
 from __future__ import annotations
 
+import hashlib
 import random
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,20 +31,24 @@ class PassagesConfig:
 
     NAME: ClassVar[str] = "passages"
     NOTE: ClassVar[str] = ("which book a passage is from, by its bytes: a substitute for the byte-level tasks of the Long Range Arena, "
-                           "not comparable with them. standard_error is that of the test passages alone, seeds differ by more")
+                           "not comparable with them. standard_error is that of the test passages alone, as if none overlapped; seeds "
+                           "differ by more")
     vocab_size: ClassVar[int] = VOCAB
 
     text: str = "novels/train.txt"
     books: int = 20
     min_length: int = 1000
     max_length: int = 4000
-    train_sequences: int = 4800
+    train_sequences: int = 3200
     test_sequences: int = 1000
     seed: int = 1
 
     def __post_init__(self):
         if self.books < 2:
             raise ValueError(f"data.books: must be 2 or more, found {self.books}")
+        if min(self.train_sequences, self.test_sequences) < self.books:
+            raise ValueError(f"data.train_sequences and data.test_sequences: must be at least data.books, {self.books}, found "
+                             f"{self.train_sequences} and {self.test_sequences}")
         if not 1 <= self.min_length <= self.max_length:
             raise ValueError(f"data.max_length: must be at least min_length, and that 1 or more, found {self.min_length} and "
                              f"{self.max_length}")
@@ -51,6 +56,10 @@ class PassagesConfig:
     @property
     def classes(self) -> int:
         return self.books
+
+    def source(self, texts: Path) -> dict:
+        """The digest of the text, which runs of a report share. texts: the folder of `text`"""
+        return {"text_sha256": hashlib.sha256((texts / self.text).read_bytes()).hexdigest()[:16]}
 
     def parts(self, texts: Path) -> dict[str, list[np.ndarray]]:
         """The bytes of each book, those to train on and those to test on."""

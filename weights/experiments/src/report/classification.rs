@@ -86,7 +86,7 @@ impl Row {
         (test * test + seeds).sqrt()
     }
 
-    /// Whether the accuracy is above what one token tells by three standard errors. guess: in percent
+    /// Whether the accuracy is above the task's guess by three standard errors. guess: in percent
     fn learned(&self, guess: Option<f64>) -> bool {
         guess.is_none_or(|guess| self.mean() - 3.0 * self.standard_error() > guess)
     }
@@ -109,7 +109,7 @@ pub(super) fn section(task: &Task, path: &Path, record: &Record<Row>) -> Result<
     let beside: Vec<String> = task
         .beside
         .iter()
-        .filter_map(|&(name, words)| Some(format!("For comparison, {words}: {:.1} %.\n", percent(name)?)))
+        .filter_map(|&(name, words)| Some(format!("\nFor comparison, {words}: {:.1} %.\n", percent(name)?)))
         .collect();
     let mut rows: Vec<&Row> = record.rows.iter().collect();
     rows.sort_by(|a, b| b.mean().total_cmp(&a.mean()));
@@ -121,7 +121,7 @@ pub(super) fn section(task: &Task, path: &Path, record: &Record<Row>) -> Result<
                 .into(),
             panels: panels(&rows, guess),
         },
-        text: [markdown(task, &rows, guess), beside.concat()].join(if beside.is_empty() { "" } else { "\n" }),
+        text: markdown(task, &rows, guess) + &beside.concat(),
     })
 }
 

@@ -70,8 +70,8 @@ impl Row {
         self.seeds.iter().filter_map(|seed| seed.loss_of(judged)).collect()
     }
 
-    /// How far the mixer is above another in one loss, seed by seed: those that both have. Mixers of a seed read the same text
-    /// in one order, so that they are more alike than seeds of a mixer are.
+    /// How far the mixer is above another in one loss, for each seed that both have. What a seed does to all mixers alike, such
+    /// as the order of the text, cancels.
     fn above(&self, other: &Row, judged: Judged) -> Vec<f64> {
         let pair = |seed: &Run| {
             let same = other.seeds.iter().find(|found| found.seed == seed.seed)?;
@@ -172,8 +172,7 @@ fn finals(rows: &[&Row], judged: Judged, unit: &str) -> Option<Panel> {
     let names: Vec<String> = far.iter().map(|(mean, row)| format!("{} {mean:.3}", row.mixer)).collect();
     let absent = if names.is_empty() { String::new() } else { format!(". Not shown: {}", names.join(", ")) };
     let label = format!("{unit}; less is better{absent}");
-    let reference = softmax(rows, judged).map(|row| row.mixer.as_str());
-    let mark = near.iter().find(|(_, row)| reference == Some(&row.mixer)).map(|(mean, row)| (*mean, row.mixer.clone()));
+    let mark = near.iter().find(|(_, row)| row.mixer == "softmax").map(|(mean, _)| (*mean, "softmax".into()));
     Some(Panel::Dots(Dots {
         title: format!("at the end of training, {}", judged.reading()),
         axis: Axis { label, kind: Kind::Linear },
@@ -225,18 +224,25 @@ fn markdown(rows: &[&Row], unit: &str) -> String {
         ]
     };
     let table = table(&headings.map(String::from), &sorted.iter().map(line).collect::<Vec<_>>());
+    let alike = if controlled(rows) { ", of the softmax that was trained alike" } else { "" };
     format!(
-        "{table}\nThe mean of {} (least to most); differences are taken seed by seed. Blocks are compared with softmax's blocks, and streams with its stream, of \
-         the softmax that was trained alike; the two losses are not comparable with each other. In bold how a mixer was trained to read, by which the rows are sorted.\n{}",
+        "{table}\nThe mean of {} (least to most). Differences are taken seed by seed, over the seeds that both mixers have. \
+         Blocks are compared with softmax's blocks, and streams with its stream{alike}; the two losses are not comparable \
+         with each other. In bold how a mixer was trained to read, by which the rows are sorted.\n{}",
         seeds(rows),
         [ties(&sorted), uncontrolled(rows)].concat()
     )
 }
 
-/// Which mixers do as well as others with at most half of their state, in the loss that both were trained for; as well, if
-/// each is ahead in some seed. Empty if none does.
+/// Whether there is a softmax trained on a stream.
+fn controlled(rows: &[&Row]) -> bool {
+    softmax(rows, Judged::StreamLoss).is_some_and(|row| row.judged == Judged::StreamLoss)
+}
+
+/// Which mixers are not behind others that have at least twice their state, in the loss that both were trained for: neither is
+/// ahead in all seeds. One common seed separates any two. Empty if there are none.
 fn ties(rows: &[&Row]) -> String {
-    let even = |a: &Row, b: &Row| spread(&a.above(b, a.judged)).is_some_and(|(_, low, high)| low <= 0.0 && high >= 0.0);
+    let even = |a: &Row, b: &Row| spread(&a.above(b, a.judged)).is_some_and(|(_, low, high)| low < 0.0 && high > 0.0);
     let tied = |row: &&Row| {
         let larger: Vec<String> = rows
             .iter()
@@ -250,7 +256,7 @@ fn ties(rows: &[&Row]) -> String {
     if found.is_empty() {
         return String::new();
     }
-    let reading = "Ties at half the state or less, as trained to read (each is ahead in some seed)";
+    let reading = "Ties at half the state or less, as trained to read (neither is ahead in all seeds)";
     format!("\n{reading}: {}.\n", found.join("; "))
 }
 
@@ -258,8 +264,7 @@ fn ties(rows: &[&Row]) -> String {
 fn uncontrolled(rows: &[&Row]) -> String {
     let stream = || rows.iter().filter(|row| row.judged == Judged::StreamLoss);
     let names: Vec<&str> = stream().map(|row| row.mixer.as_str()).collect();
-    if names.is_empty() || softmax(rows, Judged::Loss).is_none() || stream().any(|row| row.mixer.starts_with("softmax"))
-    {
+    if names.is_empty() || softmax(rows, Judged::Loss).is_none() || controlled(rows) {
         return String::new();
     }
     format!(

@@ -132,6 +132,7 @@ fn every_experiment_has_a_picture_and_a_table() {
     write(folder, "approximation.json", "approximation", &json!({"seeds": 5}), &approximation());
     write(folder, "denominators.json", "denominators", &json!({}), &denominators());
     write(folder, "listops.json", "listops", &json!({}), &listops());
+    write(folder, "passages.json", "passages", &json!({}), &listops());
     write(folder, "cost.json", "cost", &json!({}), &cost());
     write(folder, "translation.json", "translation", &json!({"unit": "nats per target token"}), &translation());
     write(folder, "translation-cost.json", "translation-cost", &json!({}), &translation_cost());
@@ -143,13 +144,14 @@ fn every_experiment_has_a_picture_and_a_table() {
         "approximation.svg",
         "denominators.svg",
         "listops.svg",
+        "passages.svg",
         "cost.svg",
         "translation.svg",
         "translation-cost.svg",
         "REPORT.md",
     ];
     assert_eq!(names, all);
-    for picture in &written[..7] {
+    for picture in &written[..8] {
         let svg = fs::read_to_string(picture).unwrap();
         assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"));
         assert!(!svg.contains("NaN") && !svg.contains("inf"), "{}: {svg}", picture.display());
@@ -158,7 +160,7 @@ fn every_experiment_has_a_picture_and_a_table() {
             assert_eq!(open, svg.matches(&format!("</{tag}>")).count(), "{}: {tag}", picture.display());
         }
     }
-    let text = fs::read_to_string(&written[7]).unwrap();
+    let text = fs::read_to_string(&written[8]).unwrap();
     for part in [
         "![Language models on Tiny Shakespeare](language-shakespeare.svg)",
         "| rfa-gate-stateful | 1.770 (1.760 to 1.780) | -0.150 | **1.720 (1.710 to 1.730)** | **-0.180** | 800,005 | 66,000 | 2.0 |",

@@ -26,11 +26,17 @@ fn ties_at_less_state_are_said() {
     };
     ahead(&mut rows[1], 0);
     let text = report_of(&rows);
-    let tie = "Ties at half the state or less, as trained to read (each is ahead in some seed): \
+    let tie = "Ties at half the state or less, as trained to read (neither is ahead in all seeds): \
                elu (16,500 bytes) with rfa (66,000), favor (66,000).\n";
     assert!(text.contains(tie), "{text}");
     // A stream is another task: rfa-gate-stateful's blocks are near elu's, and do not count.
     assert!(!text.contains("rfa-gate-stateful (66,000)"), "{text}");
+    // Seeds meet by number, wherever they are, and only those that both mixers have.
+    rows[1]["seeds"].as_array_mut().unwrap().reverse();
+    assert!(report_of(&rows).contains("| elu | **1.863 (1.800 to 1.900)** | **-0.057 (-0.110 to -0.030)** |"));
+    rows[1]["seeds"].as_array_mut().unwrap().truncate(2);
+    let text = report_of(&rows);
+    assert!(text.contains("| elu | **1.895 (1.890 to 1.900)** | **-0.030** |") && !text.contains("Ties"), "{text}");
 }
 
 #[test]
