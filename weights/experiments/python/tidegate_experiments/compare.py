@@ -83,7 +83,6 @@ MIXERS: dict[str, dict] = {
     "rfa-gate-no-positions": {"position_embedding": "none"},
     "rfa-gate-d-16": {"proj_dim": 16},
     "rfa-gate-d-16-stateful": {"proj_dim": 16},
-    "rfa-gate-d-256": {"proj_dim": 256},
     "rfa-gate-d-256-stateful": {"proj_dim": 256},
     "rfa-gate-pool": {},
     "rfa-gate-fixed-sigma": {},
@@ -244,17 +243,10 @@ def run_one(base: CompareRun, mixer: str, seed: int, data: Path, out: Path, thre
         "stream_loss": validation.in_unit(validation.carried(trainer.model, limit)),
         "seconds": sum(line["seconds"] for line in log),
         "curve": [[line["step"], validation.in_unit(Score(**line["valid"][cfg.compare.valid]))] for line in log if "valid" in line],
-        "train_curve": train_curve(log, cfg.train.eval_every // 5 or 1),
         "machine": machine(), "command": command, "settings": settings(base, data),
     }
     write_json(out / "runs" / f"{name}.json", result)
     shutil.rmtree(work)
-
-
-def train_curve(log: list[dict], every: int) -> list[list]:
-    """Every `every` steps, the step and the mean training loss since the last, in nats per token."""
-    return [[log[i + every - 1]["step"], sum(x["loss"] for x in log[i : i + every]) / every]
-            for i in range(0, len(log) - every + 1, every)]
 
 
 def settings(base: CompareRun, data: Path) -> dict:
@@ -308,7 +300,7 @@ def report(base: CompareRun, data: Path, out: Path) -> Path:
     head = {"command": distinct(runs, "command"), "machine": distinct(runs, "machine")}
     for run in runs:
         del run["command"]
-        seed = {key: run.pop(key) for key in ("seed", "loss", "stream_loss", "seconds", "curve", "train_curve", "machine")}
+        seed = {key: run.pop(key) for key in ("seed", "loss", "stream_loss", "seconds", "curve", "machine")}
         rows.setdefault(run["mixer"], run | {"seeds": []})["seeds"].append(seed)
     said = want | notes(base)
     if lost:

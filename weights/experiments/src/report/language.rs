@@ -230,7 +230,7 @@ fn markdown(rows: &[&Row], unit: &str) -> String {
          Blocks are compared with softmax's blocks, and streams with its stream{alike}; the two losses are not comparable \
          with each other. In bold how a mixer was trained to read, by which the rows are sorted.\n{}",
         seeds(rows),
-        [ties(&sorted), uncontrolled(rows)].concat()
+        [as_good(&sorted), uncontrolled(rows)].concat()
     )
 }
 
@@ -239,24 +239,24 @@ fn controlled(rows: &[&Row]) -> bool {
     softmax(rows, Judged::StreamLoss).is_some_and(|row| row.judged == Judged::StreamLoss)
 }
 
-/// Which mixers are not behind others that have at least twice their state, in the loss that both were trained for: neither is
-/// ahead in all seeds. One common seed separates any two. Empty if there are none.
-fn ties(rows: &[&Row]) -> String {
-    let even = |a: &Row, b: &Row| spread(&a.above(b, a.judged)).is_some_and(|(_, low, high)| low < 0.0 && high > 0.0);
-    let tied = |row: &&Row| {
+/// Which mixers are as good as others that have at least twice their state, in the loss that both were trained for: ahead in one
+/// seed or more. Empty if none is.
+fn as_good(rows: &[&Row]) -> String {
+    let ahead = |a: &Row, b: &Row| a.above(b, a.judged).iter().any(|above| *above < 0.0);
+    let smaller = |row: &&Row| {
         let larger: Vec<String> = rows
             .iter()
-            .filter(|other| other.judged == row.judged && 2 * row.state_bytes <= other.state_bytes && even(row, other))
+            .filter(|other| other.judged == row.judged && 2 * row.state_bytes <= other.state_bytes && ahead(row, other))
             .map(|other| format!("{} ({})", other.mixer, grouped(other.state_bytes)))
             .collect();
         let own = format!("{} ({} bytes)", row.mixer, grouped(row.state_bytes));
         (!larger.is_empty()).then(|| format!("{own} with {}", larger.join(", ")))
     };
-    let found: Vec<String> = rows.iter().filter_map(tied).collect();
+    let found: Vec<String> = rows.iter().filter_map(smaller).collect();
     if found.is_empty() {
         return String::new();
     }
-    let reading = "Ties at half the state or less, as trained to read (neither is ahead in all seeds)";
+    let reading = "As good at half the state or less, as trained to read (ahead in one seed or more)";
     format!("\n{reading}: {}.\n", found.join("; "))
 }
 

@@ -28,6 +28,10 @@ Written by `tidegate-experiments report` from the JSON files beside it. `docs/ex
 `docs/papers.md` sets them beside published results.
 ";
 
+/// The experiments but for those on language models, in the order of the report.
+const OTHERS: [&str; 7] =
+    ["approximation", "denominators", "listops", "passages", "cost", "translation", "translation-cost"];
+
 /// Why no report was written.
 #[derive(Debug, thiserror::Error)]
 pub enum ReportError {
@@ -35,10 +39,7 @@ pub enum ReportError {
     #[error(transparent)]
     Record(#[from] RecordError),
     /// The folder has no result file.
-    #[error(
-        "{0}: holds no experiment: language-*.json, approximation.json, denominators.json, listops.json, passages.json, \
-         cost.json, translation.json, translation-cost.json"
-    )]
+    #[error("{0}: holds no experiment: language-*.json, {names}.json", names = OTHERS.join(".json, "))]
     Nothing(PathBuf),
 }
 
@@ -83,18 +84,12 @@ fn experiments(folder: &Path) -> Result<Vec<String>, RecordError> {
         let name = entry.map_err(RecordError::file(folder))?.file_name().to_string_lossy().into_owned();
         names.extend(name.strip_suffix(".json").map(String::from));
     }
-    let rank = |name: &str| match name {
-        "approximation" => Some(1),
-        "denominators" => Some(2),
-        "listops" => Some(3),
-        "passages" => Some(4),
-        "cost" => Some(5),
-        "translation" => Some(6),
-        "translation-cost" => Some(7),
-        name if name.starts_with("language-") => Some(0),
-        _ => None, // not a result file
+    // `None`: not a result file.
+    let rank = |name: &str| {
+        let other = || OTHERS.iter().position(|other| *other == name);
+        if name.starts_with("language-") { Some(0) } else { Some(1 + other()?) }
     };
-    let mut found: Vec<(u8, String)> = names.into_iter().filter_map(|name| Some((rank(&name)?, name))).collect();
+    let mut found: Vec<(usize, String)> = names.into_iter().filter_map(|name| Some((rank(&name)?, name))).collect();
     found.sort();
     Ok(found.into_iter().map(|(_, name)| name).collect())
 }

@@ -57,7 +57,6 @@ pub(super) fn color(name: &str) -> &'static str {
         "rfa-gate-pool" => "#54aeff",
         "rfa-gate-d-16" => "#80ccff",
         "rfa-gate-d-16-stateful" => "#ff8182",
-        "rfa-gate-d-256" => "#033d8b",
         "rfa-gate-d-256-stateful" => "#82071e",
         "rfa-gate-fixed-sigma" => "#0550ae",
         "rfa-arccos" => "#d4a72c",
