@@ -247,7 +247,7 @@ impl Layer {
 
         // Equation 5: h = phi(q) S / (phi(q) . z). Products of sines and cosines estimate a positive number and may be
         // negative themselves, so the denominator has a floor, a share of all the weight that has entered.
-        let eps = if config.feature_map.has_floor() { config.denominator_eps } else { 0.0 };
+        let eps = config.denominator_floor();
         let floor = (&state.c * eps)?.maximum(f64::from(f32::MIN_POSITIVE))?;
         let denominator = phi_q.matmul(&state.z)?.maximum(&floor)?;
         let h = phi_q.matmul(&state.s)?.broadcast_div(&denominator)?.squeeze(2)?; // (b, n, d)

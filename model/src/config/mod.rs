@@ -198,6 +198,11 @@ impl DecoderConfig {
         self.num_attention_heads * self.head_dim
     }
 
+    /// The least denominator of random feature attention, as a share of the weight seen; 0 where no feature is negative.
+    pub(crate) fn denominator_floor(&self) -> f64 {
+        if self.feature_map.has_floor() { self.denominator_eps } else { 0.0 }
+    }
+
     /// Tokens that softmax attention reads back, at least 1.
     pub(crate) fn window(&self) -> usize {
         self.sliding_window.unwrap_or(1)

@@ -58,7 +58,7 @@ impl Recurrence {
                 FeatureMap::ArcCosine => 1,
                 FeatureMap::Elu => 2,
             },
-            eps: if config.feature_map.has_floor() { config.denominator_eps as f32 } else { 0.0 },
+            eps: config.denominator_floor() as f32,
             layer,
         }
     }

@@ -64,7 +64,7 @@ fn compare_own(name: &str, config: &DecoderConfig, numbers: &[f32], golden: &Has
 
 #[test]
 fn logits_and_sources_agree_with_pytorch() {
-    for name in ["seq2seq-rfa", "seq2seq-softmax"] {
+    for name in ["seq2seq-rfa", "seq2seq-arc-cosine", "seq2seq-elu", "seq2seq-softmax"] {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures-seq2seq").join(name);
         let decoder = checkpoint::load(&folder, &Device::Cpu).unwrap();
         let golden = candle_core::safetensors::load(folder.join("golden.safetensors"), &Device::Cpu).unwrap();
@@ -262,7 +262,7 @@ fn a_config_out_of_its_bounds_is_refused_by_name() {
     refused(r#"{"decoder_start_token_id": 61}"#, &["decoder_start_token_id", "60", "61"]);
     refused(r#"{"decoder_start_token_id": null}"#, &["decoder_start_token_id", "none"]);
     refused(r#"{"attention": "hybrid", "sliding_window": 4}"#, &["attention", "rfa or softmax", "hybrid"]);
-    refused(r#"{"feature_map": "favor"}"#, &["feature_map", "gaussian", "favor"]);
+    refused(r#"{"feature_map": "favor"}"#, &["feature_map", "gaussian or arc_cosine or elu", "favor"]);
     refused(r#"{"conv_kernel": 4}"#, &["conv_kernel", "0", "4"]);
     refused(r#"{"output_norm": true}"#, &["output_norm", "false"]);
     refused(r#"{"head_dim": 7}"#, &["head_dim", "even", "7"]);

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file
 
 from tidegate_training import export, seq2seq_fixture
@@ -13,7 +14,7 @@ from tidegate_training.randomise import randomise
 from tidegate_training.seq2seq import IGNORED, CrossAttention, Seq2Seq, Seq2SeqConfig
 
 RFA, SOFTMAX = seq2seq_fixture.RFA, seq2seq_fixture.SOFTMAX
-BOTH = pytest.mark.parametrize("cfg", [RFA, SOFTMAX], ids=["rfa", "softmax"])
+EACH = pytest.mark.parametrize("cfg", seq2seq_fixture.CASES.values(), ids=seq2seq_fixture.CASES)
 
 
 def model(cfg: Seq2SeqConfig, seed: int = 0, **changes) -> Seq2Seq:
@@ -27,7 +28,7 @@ def ids(rows: int, time: int, seed: int = 1) -> torch.Tensor:
     return torch.randint(2, RFA.vocab_size, (rows, time), generator=torch.Generator().manual_seed(seed))
 
 
-@BOTH
+@EACH
 @torch.no_grad()
 def test_step_by_step_equals_teacher_forcing(cfg):
     m, source, target = model(cfg), ids(3, 9), ids(3, 12, seed=2)
@@ -42,15 +43,17 @@ def test_step_by_step_equals_teacher_forcing(cfg):
         torch.testing.assert_close(torch.cat(found, dim=1), whole, rtol=1e-4, atol=1e-5)
 
 
-def plain_kernel(q: torch.Tensor, k: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """The Gaussian kernel's estimate for two vectors (d). w: (proj_dim, d)"""
+def plain_kernel(feature_map: str, q: torch.Tensor, k: torch.Tensor, w: torch.Tensor | None) -> torch.Tensor:
+    """The similarity of two vectors (d). w: (proj_dim, d), none for elu"""
+    if feature_map == "elu":
+        return ((F.elu(q) + 1) * (F.elu(k) + 1)).sum()
     q, k = (x / (x.norm() + 1e-3) for x in (q, k))
-    return torch.cos(w @ (q - k)).mean()
+    return torch.cos(w @ (q - k)).mean() if feature_map == "gaussian" else (F.relu(w @ q) * F.relu(w @ k)).mean()
 
 
-@BOTH
+@EACH
 def test_cross_attention_agrees_with_a_plain_loop(cfg):
-    """Values and gradients, in f64; rfa's denominators are the naive sums with the floor of the contract."""
+    """Values and gradients, in f64; denominators are the naive sums, of gaussian features with the floor of the contract."""
     h, d, m, t = cfg.num_attention_heads, cfg.head_dim, 6, 4
     torch.manual_seed(3)
     attn = CrossAttention(dataclasses.replace(cfg, denominator_eps=0.3)).double()
@@ -68,12 +71,12 @@ def test_cross_attention_agrees_with_a_plain_loop(cfg):
         for i in range(t):
             heads = []
             for n in range(h):
-                if attn.sigma is None:
+                if cfg.attention == "softmax":
                     weights = [(q[i, n].dot(k[j, n]) / d**0.5).exp() for j in kept]
-                    floor = 0.0
                 else:
-                    weights = [plain_kernel(q[i, n], k[j, n], attn.random_matrices[n] * attn.sigma[n]) for j in kept]
-                    floor = 0.3 * len(kept)
+                    w = None if attn.sigma is None else attn.random_matrices[n] * attn.sigma[n]
+                    weights = [plain_kernel(cfg.feature_map, q[i, n], k[j, n], w) for j in kept]
+                floor = 0.3 * len(kept) if cfg is RFA else 0.0
                 clamped += sum(weights).item() < floor
                 heads.append(sum(w * v[j, n] for w, j in zip(weights, kept)) / sum(weights).clamp_min(floor))
             rows.append(attn.o_proj(torch.cat(heads)))
@@ -87,7 +90,7 @@ def test_cross_attention_agrees_with_a_plain_loop(cfg):
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-9)
 
 
-@BOTH
+@EACH
 @torch.no_grad()
 def test_padding_changes_nothing(cfg):
     m = model(cfg)
@@ -108,7 +111,7 @@ def test_padding_changes_nothing(cfg):
         assert m.greedy(source, mask, 6, 0)[row] == m.greedy(source[row : row + 1, :s], None, 6, 0)[0]
 
 
-@BOTH
+@EACH
 def test_every_parameter_is_trained_and_dropout_applies_only_in_training(cfg):
     m = Seq2Seq(cfg, dropout=0.3)
     m.init_weights(1.0, 32.0, seed=1)
@@ -134,7 +137,7 @@ def test_the_twins_begin_with_the_same_weights():
 
 @pytest.mark.parametrize(("changes", "message"), [
     ({"attention": "hybrid", "sliding_window": 8}, "model.attention: must be rfa or softmax in an encoder-decoder, found 'hybrid'"),
-    ({"feature_map": "favor"}, "model.feature_map: must be gaussian in an encoder-decoder, found 'favor'"),
+    ({"feature_map": "favor"}, "model.feature_map: must be gaussian, arc_cosine or elu in an encoder-decoder, found 'favor'"),
     ({"conv_kernel": 4}, "model.conv_kernel: must be 0 in an encoder-decoder, found 4"),
     ({"output_norm": True}, "model.output_norm: must be false in an encoder-decoder, found True"),
     ({"position_embedding": "none", "head_dim": 7}, "model.head_dim: must be even for the encoder's rotary positions, found 7"),
@@ -160,7 +163,7 @@ def test_the_state_is_counted():
     assert SOFTMAX.state_numbers == sum(x.numel() for layer in (*state.own, *state.cross) for x in (layer.k, layer.v)) + 1
 
 
-@BOTH
+@EACH
 @torch.no_grad()
 def test_a_folder_is_read_back(cfg, folder, tmp_path):
     m = model(cfg, vocab_size=300)
@@ -175,7 +178,7 @@ def test_a_folder_is_read_back(cfg, folder, tmp_path):
     for name in ("encoder.layers.1.self_attn.o_proj.weight", "encoder.layers.0.mlp.gate_proj.weight", "encoder.norm.weight",
                  "model.layers.1.cross_attn_layernorm.weight", "model.layers.0.cross_attn.v_proj.weight"):
         assert name in names
-    assert ("model.layers.0.cross_attn.sigma" in names) == ("model.layers.1.cross_attn.random_matrices" in names) == (cfg is RFA)
+    assert ("model.layers.0.cross_attn.sigma" in names) == ("model.layers.1.cross_attn.random_matrices" in names) == cfg.has_sigma
     with pytest.raises(ValueError, match="must be a decoder's folder"):
         (tmp_path / "text.txt").write_text("A line.")
         export.evaluate_folder(tmp_path, tmp_path / "text.txt")

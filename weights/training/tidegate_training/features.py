@@ -61,6 +61,13 @@ def elu_features(x: Tensor) -> Tensor:
     return torch.where(x > 0, x + 1, x.clamp_max(0).exp())
 
 
+def features_of(feature_map: str, x: Tensor, w: Tensor | None) -> Tensor:
+    """The features of queries or keys by any map but favor, which needs a maximum. w: random matrices times sigma; none for elu."""
+    if feature_map == "elu":
+        return elu_features(x)
+    return {"gaussian": gaussian_features, "arc_cosine": arc_cosine_features}[feature_map](unit(x), w)
+
+
 def favor_exponents(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     """W y (batch, heads, time, proj_dim) and |y|^2 / 2 (batch, heads, time, 1), for y = x / d^(1/4)."""
     y = x * x.shape[-1] ** -0.25

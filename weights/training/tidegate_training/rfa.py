@@ -216,15 +216,11 @@ class RfaAttention(Attention):
 
     def mix(self, q, k, v, a, state, starts, doc, chunk):
         cfg, maxima = self.cfg, None
-        if cfg.feature_map == "elu":
-            phi_q, phi_k = features.elu_features(q), features.elu_features(k)
-        elif cfg.feature_map == "favor":
-            w = self.matrices()
+        w = self.matrices() if cfg.proj_dim else None
+        if cfg.feature_map == "favor":
             phi_q, (phi_k, maxima) = features.favor_features(q, w), features.favor_relative(k, w)
         else:
-            phi = features.gaussian_features if cfg.feature_map == "gaussian" else features.arc_cosine_features
-            w = self.matrices()
-            phi_q, phi_k = phi(features.unit(q), w), phi(features.unit(k), w)
+            phi_q, phi_k = (features.features_of(cfg.feature_map, x, w) for x in (q, k))
         sums = None if state is None else (state.s, state.c) if maxima is None else (state.s, state.c, state.m)
         eps = cfg.denominator_eps if cfg.has_floor else 0.0
         out, sums = chunked(phi_q, phi_k, v, a, sums, eps, chunk, starts, maxima, self.products)

@@ -42,7 +42,7 @@ class Seq2SeqConfig(ModelConfig):
         super().__post_init__()
         for key, allowed, bound in (
             ("attention", self.attention in ("rfa", "softmax"), "rfa or softmax in an encoder-decoder"),
-            ("feature_map", self.feature_map == "gaussian", "gaussian in an encoder-decoder"),
+            ("feature_map", self.feature_map != "favor", "gaussian, arc_cosine or elu in an encoder-decoder"),
             ("conv_kernel", self.conv_kernel == 0, "0 in an encoder-decoder"),
             ("output_norm", not self.output_norm, "false in an encoder-decoder"),
             ("head_dim", self.head_dim % 2 == 0, "even for the encoder's rotary positions"),
@@ -96,7 +96,7 @@ class CrossAttention(nn.Module):
         self.o_proj = nn.Linear(h * d, cfg.hidden_size, bias=False)
         self.register_parameter("sigma", None)
         self.register_buffer("random_matrices", None)
-        if cfg.attention == "rfa":
+        if cfg.has_sigma:
             self.sigma = nn.Parameter(torch.ones(h, d))
             self.random_matrices = draw_matrices(cfg.feature_map, (h, cfg.proj_dim, d))
 
@@ -106,8 +106,9 @@ class CrossAttention(nn.Module):
         return y.view(*y.shape[:2], self.cfg.num_attention_heads, self.cfg.head_dim).transpose(1, 2)
 
     def phi(self, x: Tensor) -> Tensor:
-        """Features of directions: (batch, heads, time, head_dim) -> (batch, heads, time, features)"""
-        return features.gaussian_features(features.unit(x), self.random_matrices * self.sigma[:, None, :])
+        """(batch, heads, time, head_dim) -> (batch, heads, time, features)"""
+        w = self.random_matrices * self.sigma[:, None, :] if self.cfg.has_sigma else None
+        return features.features_of(self.cfg.feature_map, x, w)
 
     def read(self, memory: Tensor, mask: Tensor | None) -> CrossSums | CrossKeys:
         """The state of a source. memory: (batch, source, hidden); mask: bool (batch, source), false for padding"""
@@ -130,7 +131,8 @@ class CrossAttention(nn.Module):
             out = F.scaled_dot_product_attention(q, kept.k, kept.v, attn_mask=mask)
         else:
             out = torch.matmul(self.phi(q), kept.s)
-            out = normalise(out[..., :-1], out[..., -1], kept.c[:, None, None], self.cfg.denominator_eps)
+            eps = self.cfg.denominator_eps if self.cfg.has_floor else 0.0
+            out = normalise(out[..., :-1], out[..., -1], kept.c[:, None, None], eps)
         return self.o_proj(out.transpose(1, 2).flatten(2))
 
 

@@ -12,7 +12,7 @@ use super::rfa::features;
 use super::rfa::sums::{Sums, SumsShape};
 use super::softmax::cache::Cache;
 use crate::compute::{Compute, sized};
-use crate::config::{ConfigError, DecoderConfig, SourceConfig};
+use crate::config::{ConfigError, DecoderConfig, FeatureMap, SourceConfig};
 use crate::error::{self, ModelError};
 use crate::feature_map::Features;
 use crate::memory::StateType;
@@ -103,7 +103,8 @@ impl SourceReader for SumsReader {
     type State = SourceSums;
 
     fn validate(config: &DecoderConfig) -> Result<(), ConfigError> {
-        features::require_gaussian(config, &format!("model_type is {}", config.model_type))
+        let allowed = [FeatureMap::Gaussian, FeatureMap::ArcCosine, FeatureMap::Elu];
+        features::require(&allowed, config, &format!("model_type is {}", config.model_type))
     }
 
     fn head_numbers(config: &DecoderConfig, _: SourceConfig) -> usize {
@@ -115,7 +116,7 @@ impl SourceReader for SumsReader {
     }
 
     fn load(config: &DecoderConfig, _: SourceConfig, weights: &Weights<'_>) -> Result<Self, LoadError> {
-        Ok(Self { features: features::load(config, weights)?, eps: config.denominator_eps })
+        Ok(Self { features: features::load(config, weights)?, eps: config.denominator_floor() })
     }
 
     fn bytes(&self) -> usize {

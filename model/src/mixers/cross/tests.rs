@@ -4,7 +4,8 @@ use candle_core::{Device, Tensor};
 
 use super::*;
 use crate::compute::SERIAL;
-use crate::feature_map::GaussianFeatures;
+use crate::config::FeatureMap;
+use crate::feature_map::{ArcCosineFeatures, EluFeatures, GaussianFeatures};
 use crate::kernels::threads::Threads;
 use crate::memory::StateType;
 use crate::mixers::layer::SlotState;
@@ -72,23 +73,34 @@ fn compute(threads: usize) -> Compute {
 fn random_features_agree_with_the_reference() {
     // Sources longer than a block of keys, one of a single token; a width that fills no group of lanes.
     // The last is enough for several threads.
-    for (d, tokens, time) in [(8, [70, 1], 5), (16, [300, 40], 1), (5, [25, 24], 30), (32, [60, 9], 40)] {
+    let shapes = [(8, [70, 1], 5), (16, [300, 40], 1), (5, [25, 24], 30), (32, [60, 9], 40)];
+    let maps = [FeatureMap::Gaussian, FeatureMap::ArcCosine, FeatureMap::Elu];
+    for ((d, tokens, time), map) in shapes.into_iter().flat_map(|shape| maps.map(|map| (shape, map))) {
         let (case, proj) = (Case::new(d, tokens, time), 12);
         let mut normals = Normals::new(5);
         let numbers: Vec<f32> = (0..HEADS * proj * d).map(|_| normals.normal() as f32).collect();
         let w = Tensor::from_vec(numbers.clone(), (HEADS, proj, d), &Device::Cpu).unwrap();
         let sigma = Tensor::ones((HEADS, d), candle_core::DType::F32, &Device::Cpu).unwrap();
-        let features = Features::Gaussian(GaussianFeatures::new(&w, &sigma).unwrap());
-        let of = SumsShape { heads: HEADS, features: 2 * proj, head_dim: d, maximum: false };
+        let features = match map {
+            FeatureMap::Gaussian => Features::Gaussian(GaussianFeatures::new(&w, &sigma).unwrap()),
+            FeatureMap::ArcCosine => Features::ArcCosine(ArcCosineFeatures::new(&w, &sigma).unwrap()),
+            _ => Features::Elu(EluFeatures::new(HEADS, d)),
+        };
+        let (f, eps) = (map.features(proj, d), if map.has_floor() { EPS } else { 0.0 });
+        let of = SumsShape { heads: HEADS, features: f, head_dim: d, maximum: false };
         let want = case.truth(|head, q, k, v| {
             let w: Vec<f64> = numbers[head * proj * d..][..proj * d].iter().map(|&v| f64::from(v)).collect();
-            let phi = |x: &[f64]| naive::gaussian_features(x, &w);
+            let phi = |x: &[f64]| match map {
+                FeatureMap::Gaussian => naive::gaussian_features(x, &w),
+                FeatureMap::ArcCosine => naive::arc_cosine_features(x, &w),
+                _ => naive::elu_features(x),
+            };
             // Without a gate, what the query reads after the last key is attention to all keys.
-            let (mut memory, phi_q) = (naive::Memory::new(2 * proj, d), phi(q));
+            let (mut memory, phi_q) = (naive::Memory::new(f, d), phi(q));
             let keys = k.chunks_exact(d).zip(v.chunks_exact(d));
-            keys.map(|(k, v)| naive::step(&mut memory, &phi_q, &phi(k), v, None, EPS)).last().unwrap()
+            keys.map(|(k, v)| naive::step(&mut memory, &phi_q, &phi(k), v, None, eps)).last().unwrap()
         });
-        assert_eq!(d == 32, 2 * HEADS * time * 2 * proj * (d + 1) >= SERIAL);
+        assert_eq!(d == 32, 2 * HEADS * time * f * (d + 1) >= SERIAL);
         for (kind, bound) in [(StateType::F32, 2e-5), (StateType::Bf16, 0.03)] {
             let mut memory = Sums::zeros(4, of, kind);
             for (slot, kv) in [3, 1].into_iter().zip(&case.kv) {
@@ -97,11 +109,11 @@ fn random_features_agree_with_the_reference() {
             let read = |threads: usize| {
                 let (mut cx, mut buffer, mut out) = (compute(threads), Vec::new(), vec![f32::NAN; case.q.len()]);
                 let queries = case.queries(&[3, 1]);
-                read_sums(&features, EPS, &memory, queries, (&mut cx, &mut buffer), &mut out).unwrap();
+                read_sums(&features, eps, &memory, queries, (&mut cx, &mut buffer), &mut out).unwrap();
                 out
             };
             let out = read(1);
-            assert!(distance(&out, &want) < bound, "{d} {tokens:?} {kind:?}: {}", distance(&out, &want));
+            assert!(distance(&out, &want) < bound, "{map:?} {d} {tokens:?} {kind:?}: {}", distance(&out, &want));
             assert_eq!(read(3), out, "threads change no bit");
         }
     }

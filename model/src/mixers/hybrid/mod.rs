@@ -10,7 +10,7 @@ use super::layer::Step;
 use super::mixer::{Mixer, Projected};
 use super::rfa::features::{self, Gate};
 use super::rfa::sums::SumsShape;
-use crate::config::{ConfigError, DecoderConfig, GivenKeys, PositionEmbedding};
+use crate::config::{ConfigError, DecoderConfig, FeatureMap, GivenKeys, PositionEmbedding};
 use crate::error;
 use crate::feature_map::Features;
 use crate::memory::StateType;
@@ -59,7 +59,7 @@ impl Mixer for Hybrid {
 
     fn validate(config: &DecoderConfig) -> Result<(), ConfigError> {
         config.check_window()?;
-        features::require_gaussian(config, "attention is hybrid")?;
+        features::require(&[FeatureMap::Gaussian], config, "attention is hybrid")?;
         if config.source().is_some() {
             let bound = format!("rfa or softmax where model_type is {}", config.model_type);
             return Err(ConfigError::bound("attention", bound, "hybrid"));

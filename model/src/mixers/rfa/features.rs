@@ -74,12 +74,14 @@ pub(crate) fn validate(config: &DecoderConfig) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// Refuses every feature map but the gaussian, naming where that is so.
-pub(crate) fn require_gaussian(config: &DecoderConfig, place: &str) -> Result<(), ConfigError> {
-    if config.feature_map == FeatureMap::Gaussian {
+/// Refuses feature maps that are not among `allowed`, naming where that is so.
+pub(crate) fn require(allowed: &[FeatureMap], config: &DecoderConfig, place: &str) -> Result<(), ConfigError> {
+    if allowed.contains(&config.feature_map) {
         return Ok(());
     }
-    Err(ConfigError::bound("feature_map", format!("gaussian where {place}"), config.feature_map.name()))
+    let names: Vec<&str> = allowed.iter().map(|map| map.name()).collect();
+    let bound = format!("{} where {place}", names.join(" or "));
+    Err(ConfigError::bound("feature_map", bound, config.feature_map.name()))
 }
 
 /// Features of a head (F).

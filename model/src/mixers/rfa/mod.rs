@@ -83,7 +83,7 @@ impl Mixer for Rfa {
 
     fn load(config: &DecoderConfig, weights: &Weights<'_>) -> Result<Self, LoadError> {
         let (heads, head_dim) = (config.num_attention_heads, config.head_dim);
-        let eps = if config.feature_map.has_floor() { config.denominator_eps } else { 0.0 };
+        let eps = config.denominator_floor();
         Ok(Self {
             shape: recurrent::Shape { heads, head_dim, features: features::count(config), eps },
             gate: Gate::load(config, weights)?,

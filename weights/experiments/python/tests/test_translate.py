@@ -137,7 +137,7 @@ def test_it_learns_to_translate_word_by_word(made, tmp_path):
 
 
 @pytest.mark.parametrize(("mixer", "bound", "features"), [
-    ("rfa-gate", 1.3, 16), ("rfa-gate-sigma-2.0", 2.0, 16), ("rfa-gate-sigma-2.5-d-256", 2.5, 512)])
+    ("rfa-gate", 1.3, 16), ("rfa-gate-sigma-2.0", 2.0, 16), ("rfa-gate-sigma-2.5-d-256", 2.5, 512), ("rfa-arccos-gate", None, 16)])
 def test_a_mixers_name_says_how_sharp_attention_to_the_source_may_be(made, tmp_path, mixer, bound, features):
     at, exp = made
     run = translate.Run(exp, mixer, 1, at / "data", tmp_path)
@@ -147,6 +147,9 @@ def test_a_mixers_name_says_how_sharp_attention_to_the_source_may_be(made, tmp_p
         for attention in (layer.self_attn, layer.cross_attn):
             attention.sigma.fill_(9.0)
     run.train_step()
+    if bound is None:
+        assert all(attention.sigma.min() > 8 for attention in (layer.self_attn, layer.cross_attn))
+        return
     assert layer.cross_attn.sigma.unique().tolist() == pytest.approx([bound])
     assert layer.self_attn.sigma.unique().tolist() == pytest.approx([1.3])
 

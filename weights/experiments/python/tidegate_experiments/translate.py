@@ -41,6 +41,8 @@ MIXERS: dict[str, dict] = {
     "rfa-gate-sigma-2.5": RFA,
     "rfa-gate-sigma-2.0-d-256": RFA | {"proj_dim": 256},
     "rfa-gate-sigma-2.5-d-256": RFA | {"proj_dim": 256},
+    "rfa-arccos-gate": RFA | {"feature_map": "arc_cosine"},
+    "elu-gate": RFA | {"feature_map": "elu"},
 }
 # The bound of sigma in attention to the source; in all other attention it is `train.sigma_max`. A query that meets its key
 # among 16 orthogonal ones can give it 27 % of its weight at sigma 1.3, and 78 % at 2: 1 / (1 + 15 exp(-sigma^2)).
@@ -56,7 +58,7 @@ NOTES = {
                         "at 5.0 nats and AdamW at 5.3; the weights that they have in common are equal for a "
                         "seed to begin with, and so are its batches; dropout and smoothed labels in training alone",
     "note_on_sigma": "bounded by train.sigma_max, and in attention to the source by the number in a mixer's name, where it has one; "
-                     "model.proj_dim likewise",
+                     "model.proj_dim likewise; of arc-cosine features, whose scale cancels, not bounded",
     "note_on_state": "state_bytes is what a conversation takes, of the longest source and target for softmax, of any for rfa; "
                      "state_bytes_filled is what holds something after a pair of mean length of the test",
     "note_on_seconds": "seconds are of a shared machine's clock, cpu_seconds of the processor, both of training alone; "
@@ -110,9 +112,11 @@ class Experiment:
     train: TranslateConfig
 
     def configured(self, mixer: str) -> Seq2SeqConfig:
-        """The model of one mixer; softmax sees the whole target."""
-        window = self.data.max_target if mixer == "softmax" else None
-        return dataclasses.replace(self.model, sliding_window=window, **MIXERS[mixer])
+        """The model of one mixer; softmax sees the whole target, and arc-cosine has as many features as sine and cosine."""
+        changes = {"sliding_window": self.data.max_target if mixer == "softmax" else None} | MIXERS[mixer]
+        if changes.get("feature_map") == "arc_cosine":
+            changes["proj_dim"] = 2 * self.model.proj_dim
+        return dataclasses.replace(self.model, **changes)
 
     def settings(self, data: Path) -> dict:
         """The settings that all runs of a report share, as plain JSON."""
@@ -238,7 +242,8 @@ class Run:
         with torch.no_grad():
             for name, sigma in self.model.named_parameters():
                 if name.endswith("sigma"):
-                    sigma.clamp_(0.05, self.cross_sigma if "cross_attn" in name else t.sigma_max)
+                    most = self.cross_sigma if "cross_attn" in name else t.sigma_max
+                    sigma.clamp_(0.05, most if self.cfg.has_floor else None)
         self.step += 1
         return loss.item()
 

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::curves;
-use super::section::{Section, checked, color, each_once, mean, spread, table, with_spread};
+use super::section::{Section, checked, color, differences, each_once, mean, table, with_spread};
 use crate::record::{Record, RecordError};
 use crate::scale::Kind;
 use crate::svg::{Axis, DotRow, Dots, Panel, Picture};
@@ -200,17 +200,11 @@ fn markdown(rows: &[&Row], unit: &str) -> String {
     let mut sorted = rows.to_vec();
     sorted.sort_by(|a, b| rank(a).total_cmp(&rank(b)));
     let line = |row: &&Row| {
-        let bold = |text: String, judged: Judged| if row.judged == judged { format!("**{text}**") } else { text };
-        let loss = |judged: Judged| bold(with_spread(&row.losses(judged), 3), judged);
-        let difference = |judged: Judged| {
-            spread(&above(row, judged)).map_or_else(
-                || "-".into(),
-                |(mean, low, high)| {
-                    let [mean, low, high] = [mean, low, high].map(|number| format!("{number:+.3}"));
-                    bold(if low == high { mean } else { format!("{mean} ({low} to {high})") }, judged)
-                },
-            )
+        let bold = |text: String, judged: Judged| {
+            if row.judged == judged && text != "-" { format!("**{text}**") } else { text }
         };
+        let loss = |judged: Judged| bold(with_spread(&row.losses(judged), 3), judged);
+        let difference = |judged: Judged| bold(differences(&above(row, judged), 3), judged);
         let seconds: Vec<f64> = row.seeds.iter().map(|seed| seed.seconds).collect();
         vec![
             row.mixer.clone(),

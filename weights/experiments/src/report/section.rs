@@ -94,3 +94,14 @@ pub(super) fn with_spread(values: &[f64], places: usize) -> String {
         Some((mean, low, high)) => format!("{mean:.places$} ({low:.places$} to {high:.places$})"),
     }
 }
+
+/// Differences with their signs: `-0.018 (-0.026 to -0.002)`, or one alone if all are equal.
+pub(super) fn differences(values: &[f64], places: usize) -> String {
+    spread(values).map_or_else(
+        || "-".into(),
+        |(mean, low, high)| {
+            let [mean, low, high] = [mean, low, high].map(|number| format!("{number:+.places$}"));
+            if low == high { mean } else { format!("{mean} ({low} to {high})") }
+        },
+    )
+}

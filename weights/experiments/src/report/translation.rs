@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::curves;
-use super::section::{Section, checked, color, each_once, mean, table, with_spread};
+use super::section::{Section, checked, color, differences, each_once, mean, table, with_spread};
 use crate::record::{Record, RecordError};
 use crate::scale::Kind;
 use crate::svg::{Axis, DotRow, Dots, Panel, Picture};
@@ -40,6 +40,12 @@ impl Row {
         self.seeds.iter().map(|seed| seed.bleu).collect()
     }
 
+    /// How far the mixer is above another, for each seed that both have.
+    fn above(&self, other: &Row) -> Vec<f64> {
+        let pair = |run: &Run| Some(run.bleu - other.seeds.iter().find(|same| same.seed == run.seed)?.bleu);
+        self.seeds.iter().filter_map(pair).collect()
+    }
+
     fn mean(&self) -> f64 {
         mean(&self.bleu()).unwrap_or(f64::NAN)
     }
@@ -62,12 +68,12 @@ pub(super) fn section(path: &Path, record: &Record<Row>) -> Result<Section, Reco
     let mut rows: Vec<&Row> = record.rows.iter().collect();
     rows.sort_by(|a, b| b.mean().total_cmp(&a.mean()));
     let dot = |row: &&Row| DotRow { label: row.mixer.clone(), color: color(&row.mixer), values: row.bleu() };
-    let softmax = rows.iter().find(|row| row.mixer == "softmax").map(|row| row.mean());
+    let softmax = rows.iter().copied().find(|row| row.mixer == "softmax");
     let mut panels = vec![Panel::Dots(Dots {
         title: "on the test, at the end of training".into(),
         axis: Axis { label: "BLEU; more is better".into(), kind: Kind::Linear },
         rows: rows.iter().map(dot).collect(),
-        mark: softmax.map(|mean| (mean, "softmax".into())),
+        mark: softmax.map(|row| (row.mean(), "softmax".into())),
     })];
     let curve = |row: &&Row| {
         let seeds: Vec<&[(f64, f64)]> = row.seeds.iter().map(|seed| &seed.curve[..]).collect();
@@ -87,7 +93,7 @@ pub(super) fn section(path: &Path, record: &Record<Row>) -> Result<Section, Reco
     })
 }
 
-fn markdown(rows: &[&Row], softmax: Option<f64>, unit: &str) -> String {
+fn markdown(rows: &[&Row], softmax: Option<&Row>, unit: &str) -> String {
     let headings = [
         "mixer",
         "BLEU",
@@ -109,7 +115,7 @@ fn markdown(rows: &[&Row], softmax: Option<f64>, unit: &str) -> String {
             row.mixer.clone(),
             format!("**{:.2}**", row.mean()),
             each.join(", "),
-            softmax.map_or_else(|| "-".into(), |softmax| format!("{:+.2}", row.mean() - softmax)),
+            softmax.map_or_else(|| "-".into(), |softmax| differences(&row.above(softmax), 2)),
             with_spread(&losses, 3),
             grouped(row.parameters),
             grouped(row.state_bytes),
@@ -121,5 +127,8 @@ fn markdown(rows: &[&Row], softmax: Option<f64>, unit: &str) -> String {
     let mut signatures: Vec<&str> = rows.iter().filter_map(|row| row.bleu_signature.as_deref()).collect();
     signatures.dedup();
     let counted = if signatures.is_empty() { String::new() } else { format!(" BLEU: `{}`.", signatures.join("`, `")) };
-    format!("{table}\nBLEU in bold is the mean of the seeds; of losses the mean (least to most).{counted}\n")
+    format!(
+        "{table}\nBLEU in bold is the mean of the seeds; of losses and of differences the mean (least to most). \
+         Differences are taken seed by seed, over the seeds that both mixers have.{counted}\n"
+    )
 }

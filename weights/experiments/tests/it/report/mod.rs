@@ -94,7 +94,7 @@ fn listops() -> Vec<Value> {
 }
 
 fn translation() -> Vec<Value> {
-    let row = |at: u32, mixer: &str| {
+    let row = |at: u32, mixer: &str, seeds: &[u32]| {
         let seed = |seed: u32| {
             let end = 1.8 + 0.04 * f64::from(at) + 0.01 * f64::from(seed);
             let curve: Vec<_> = (1..=20).map(|i| json!([i * 250, end + 2.0 * (-f64::from(i) / 4.0).exp()])).collect();
@@ -102,9 +102,10 @@ fn translation() -> Vec<Value> {
                    "seconds": 1200.0, "decode_tokens_per_second": 900.5, "curve": curve, "train_curve": [], "machine": "x"})
         };
         json!({"mixer": mixer, "parameters": 9_000_000 + at, "state_bytes": 798_816, "state_bytes_filled": 120_000 + at,
-               "bleu_signature": "nrefs:1|case:mixed", "seeds": [seed(2), seed(1)]})
+               "bleu_signature": "nrefs:1|case:mixed", "seeds": seeds.iter().map(|&at| seed(at)).collect::<Vec<_>>()})
     };
-    vec![row(1, "rfa-gate"), row(0, "softmax")]
+    // A seed that softmax lacks counts in the mean, and not in the difference.
+    vec![row(1, "rfa-gate", &[2, 1, 3]), row(0, "softmax", &[2, 1])]
 }
 
 fn translation_cost() -> Vec<Value> {
@@ -174,7 +175,7 @@ fn every_experiment_has_a_picture_and_a_table() {
         "| elu | 36.5 (36.3 to 36.6) | 1.600 (1.600 to 1.600) | 40.0 (40.0 to 40.0) | 2,000 | 200,000 |",
         "| decoding, 16 rows at once, ms a token after | 512 | 2,048 | 8,192 | 65,536 | state bytes at the longest |",
         "| softmax | **34.80** | 34.70, 34.90 | +0.00 | 1.815 (1.810 to 1.820) | 9,000,000 | 798,816 | 120,000 | 20.0 |",
-        "| rfa-gate | **34.00** | 33.90, 34.10 | -0.80 | 1.855 (1.850 to 1.860) | 9,000,001 | 798,816 | 120,001 | 20.0 |",
+        "| rfa-gate | **34.10** | 33.90, 34.10, 34.30 | -0.80 | 1.860 (1.850 to 1.870) | 9,000,001 | 798,816 | 120,001 | 20.0 |",
         "BLEU: `nrefs:1|case:mixed`.",
         "| 4,096 | 2,000 (1,800 to 2,100) | 220 (198 to 231) | 9.09 | 3,194,880 | 101,498,880 | 1,229 | 1,229 |",
     ] {
