@@ -12,6 +12,7 @@ mod supported;
 mod whole;
 
 use std::ffi::OsStr;
+use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -37,7 +38,7 @@ pub use choice::{DeviceChoice, DeviceChoiceError};
 pub use cuda::OpenCuda;
 pub use device::OpenDevice;
 pub use error::{DeviceError, OpenError};
-use fingerprint::{model_fingerprint, system_fingerprint};
+use fingerprint::Digests;
 use supported::Described;
 pub use supported::{refused_config, refused_gguf, refused_type};
 
@@ -161,12 +162,12 @@ pub fn size(folder: &Path, options: &OpenOptions) -> Result<ModelMemory, OpenErr
 pub fn open_on(folder: &Path, device: &OpenDevice, options: &OpenOptions) -> Result<(Served, EngineThread), OpenError> {
     #[cfg(feature = "cuda")]
     if let OpenDevice::Cuda(cuda) = device {
-        let served = on_cuda(folder, cuda, options).and_then(|loaded| serve(folder, device, loaded, options));
+        let served = serve(folder, device, options, || on_cuda(folder, cuda, options));
         return match served {
             Err(error) if !cuda::is_of_the_device(&error) => Err(error),
             Err(error) if options.device == DeviceChoice::Auto => {
                 tracing::warn!(%device, "using the CPU: {error}");
-                serve(folder, &OpenDevice::Cpu, on_cpu(folder, options)?, options)
+                serve(folder, &OpenDevice::Cpu, options, || on_cpu(folder, options))
             }
             Err(error @ OpenError::Device(_)) => Err(error),
             Err(error) => Err(DeviceError::Unable { device: device.to_string(), reason: error.to_string() }.into()),
@@ -174,9 +175,9 @@ pub fn open_on(folder: &Path, device: &OpenDevice, options: &OpenOptions) -> Res
         };
     }
     if let OpenDevice::Candle(on) = device {
-        return serve(folder, device, by_candle(folder, on, options)?, options);
+        return serve(folder, device, options, || by_candle(folder, on, options));
     }
-    serve(folder, device, on_cpu(folder, options)?, options)
+    serve(folder, device, options, || on_cpu(folder, options))
 }
 
 /// A decoder and its slots.
@@ -216,13 +217,15 @@ fn on_cuda(folder: &Path, device: &OpenCuda, options: &OpenOptions) -> Result<Lo
     Ok((decoder, pool))
 }
 
-/// Starts the engine of a loaded model.
+/// Loads a model and starts its engine.
 fn serve<B: Backend + 'static>(
     folder: &Path,
     device: &OpenDevice,
-    (decoder, pool): Loaded<B>,
     options: &OpenOptions,
+    load: impl FnOnce() -> Result<Loaded<B>, OpenError>,
 ) -> Result<(Served, EngineThread), OpenError> {
+    let digests = Digests::start(folder);
+    let (decoder, pool) = load()?;
     let longest_source = decoder.source().map_or(0, |source| source.max_positions);
     let (vocab_size, layout, greatest) = (decoder.vocab_size(), pool.layout(), decoder.greatest_maxima());
     let (eos, state_bytes) = (decoder.eos(), (layout.numbers() * size_of::<f32>()) as u64);
@@ -237,8 +240,9 @@ fn serve<B: Backend + 'static>(
     let sources = decoder.source().map(|source| Sources { longest: source.max_positions, start: source.start });
     // A source is not a conversation, even if the checkpoint has a chat template.
     let template = if sources.is_some() { None } else { template.map(Arc::new) };
-    let fingerprint = model_fingerprint(folder, options.state, decoder.candle_family())?;
-    let system_fingerprint = system_fingerprint(folder, &fingerprint, &device.class())?;
+    let digests = digests.join().unwrap_or_else(|panic| resume_unwind(panic))?;
+    let fingerprint = digests.model(options.state, decoder.candle_family());
+    let system_fingerprint = digests.system(&fingerprint, &device.class());
     let keys = options.secret.as_deref().map(Keys::new).transpose()?;
     let codec = Codec { fingerprint, layout, vocab_size, greatest, sources: longest_source, keys };
     let tokenizer = Arc::new(tokenizer);

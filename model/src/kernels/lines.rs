@@ -2,11 +2,11 @@
 //! under a hypervisor each walk is several: weights are then read at half the speed. A large page has 2 MiB, more than many
 //! a matrix, so matrices lie side by side in blocks.
 
-use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::fmt;
-use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use memmap2::{MmapMut, MmapRaw};
 
 use super::element::Plain;
 use super::prefetch::LINE;
@@ -16,44 +16,41 @@ const PAGE: usize = 2 << 20;
 /// Bytes of a block that several matrices share. Those of at least half its size have blocks of their own.
 const SHARED: usize = 64 << 20;
 
-/// Pages for some matrices, which are given back when the last of them is dropped.
+/// Pages for some matrices, which are given back when the last of them is dropped. They are zeros that the system provides
+/// when they are first written, so each thread clears those that it fills.
 struct Block {
-    start: NonNull<u8>,
-    layout: Layout,
+    map: MmapRaw,
+    /// The first large page in the map.
+    first: usize,
 }
-
-// SAFETY: a block is only an allocation, which any thread may free.
-unsafe impl Send for Block {}
-// SAFETY: it has no methods that access the memory.
-unsafe impl Sync for Block {}
 
 impl Block {
+    /// Room for `len` bytes.
     fn new(len: usize) -> Arc<Self> {
-        let len = len.next_multiple_of(PAGE);
-        let Ok(layout) = Layout::from_size_align(len, PAGE) else { panic!("{len} bytes exceed the address space") };
-        // SAFETY: the caller asks for at least one byte.
-        let Some(start) = NonNull::new(unsafe { alloc(layout) }) else { handle_alloc_error(layout) };
-        // SAFETY: as many bytes were allocated, which need not have a value.
-        super::advise_huge(unsafe { std::slice::from_raw_parts_mut(start.as_ptr().cast::<MaybeUninit<u8>>(), len) });
-        Arc::new(Self { start, layout })
+        let map = MmapMut::map_anon(len.next_multiple_of(PAGE) + PAGE);
+        let mut map = map.unwrap_or_else(|error| panic!("no memory for {len} bytes of weights: {error}"));
+        let first = map.as_ptr().addr().next_multiple_of(PAGE) - map.as_ptr().addr();
+        super::advise_huge(&mut map[first..]);
+        Arc::new(Self { map: map.into(), first })
     }
-}
 
-impl Drop for Block {
-    fn drop(&mut self) {
-        // SAFETY: allocated with this layout, and no matrix is left.
-        unsafe { dealloc(self.start.as_ptr(), self.layout) };
+    /// The address of a byte, or of the end.
+    fn at(&self, byte: usize) -> NonNull<u8> {
+        let offset = self.first + byte;
+        assert!(offset <= self.map.len(), "byte {byte} of a block");
+        // SAFETY: it is in the map, which does not lie at address 0.
+        unsafe { NonNull::new_unchecked(self.map.as_mut_ptr().add(offset)) }
     }
 }
 
 /// The block that the next matrices share, and how many bytes of it are taken.
 static OPEN: Mutex<(Weak<Block>, usize)> = Mutex::new((Weak::new(), 0));
 
-/// `len` bytes, a multiple of [`LINE`], of a block.
+/// `len` bytes, a multiple of [`LINE`], of a block. Nobody had them before: they are zeros.
 fn take(len: usize) -> (Arc<Block>, NonNull<u8>) {
     if len >= SHARED / 2 {
         let block = Block::new(len);
-        let start = block.start;
+        let start = block.at(0);
         return (block, start);
     }
     let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -62,8 +59,7 @@ fn take(len: usize) -> (Arc<Block>, NonNull<u8>) {
         _ => (Block::new(SHARED), 0),
     };
     *open = (Arc::downgrade(&block), taken + len);
-    // SAFETY: `taken + len` bytes fit.
-    let start = unsafe { block.start.add(taken) };
+    let start = block.at(taken);
     (block, start)
 }
 
@@ -88,8 +84,6 @@ impl Lines {
         }
         let whole = len.next_multiple_of(LINE);
         let (block, start) = take(whole);
-        // SAFETY: `whole` bytes from `start` on are nobody else's.
-        unsafe { start.write_bytes(0, whole) };
         Self { _block: Some(block), start, len }
     }
 
@@ -105,7 +99,7 @@ impl Lines {
 
     /// The bytes as numbers, without an incomplete one at the end.
     pub(crate) fn as_slice<T: Plain>(&self) -> &[T] {
-        // SAFETY: the bytes were written, are aligned to lines, which is enough for every `Plain`, and any bits are a `T`.
+        // SAFETY: the bytes have values, are aligned to lines, which is enough for every `Plain`, and any bits are a `T`.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr().cast(), self.len / size_of::<T>()) }
     }
 

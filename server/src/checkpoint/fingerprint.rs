@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::path::Path;
+use std::thread::JoinHandle;
 
 use sha2::{Digest, Sha256};
 use tidegate_model::StateType;
@@ -12,53 +13,77 @@ use super::error::OpenError;
 use crate::session::{Fingerprint, hex};
 use crate::text::{tokenizer_file, vocabulary_beside};
 
-/// What a snapshot must match to continue here.
-///
-/// A rounded state continues differently from an exact one, so the number format of states is part of the architecture, and so
-/// is `candle`, the family where candle computes. The device is not: a session can move between the CPU and CUDA.
-pub(super) fn model_fingerprint(
-    folder: &Path,
-    state: StateType,
-    candle: Option<&'static str>,
-) -> Result<Fingerprint, OpenError> {
-    // The checkpoint has been loaded: a missing file is not needed.
-    let of = |path: &Path| -> Result<_, OpenError> { Ok(digest(path)?.unwrap_or_default()) };
-    let [mut architecture, weights, tokenizer] = if folder.is_file() {
-        // A GGUF file has all three; others have all but the vocabulary.
-        let vocabulary = if FileKind::of(folder)? == FileKind::Gguf { None } else { vocabulary_beside(folder) };
-        let file = of(folder)?;
-        [file, file, vocabulary.map_or(Ok(file), |path| of(&path))?]
-    } else {
-        let weights = checkpoint::weights_files(folder)?;
-        let digests: Vec<[u8; 32]> = weights.iter().map(|path| of(path)).collect::<Result<_, _>>()?;
-        let weights = match digests.as_slice() {
-            [one] => *one,
-            all => Sha256::digest(all.concat()).into(),
-        };
-        [of(&folder.join("config.json"))?, weights, of(&tokenizer_file(folder))?]
-    };
-    if let Some(family) = candle {
-        architecture =
-            Sha256::new().chain_update(architecture).chain_update("by candle, ").chain_update(family).finalize().into();
-    }
-    if state == StateType::Bf16 {
-        architecture = Sha256::new().chain_update(architecture).chain_update("states in bf16").finalize().into();
-    }
-    Ok(Fingerprint { architecture: hex(&architecture), weights: hex(&weights), tokenizer: hex(&tokenizer) })
+/// The digests of a checkpoint's files.
+pub(super) struct Digests {
+    architecture: [u8; 32],
+    weights: [u8; 32],
+    tokenizer: [u8; 32],
+    /// Of recommended settings and chat templates.
+    beside: [[u8; 32]; 3],
 }
 
-/// A short name for the weights, the tokenizer, the recommended settings, the server's version and the class of device: if
-/// it is the same, the same request and seed give the same text.
-pub(super) fn system_fingerprint(folder: &Path, model: &Fingerprint, class: &str) -> Result<String, OpenError> {
-    let mut hash = Sha256::new().chain_update(env!("CARGO_PKG_VERSION"));
-    for part in [&model.architecture, &model.weights, &model.tokenizer] {
-        hash.update(part);
+impl Digests {
+    /// Takes them on a thread of its own while the checkpoint is loaded: of a billion weights that is seconds. If loading fails,
+    /// nobody waits for it.
+    pub(super) fn start(folder: &Path) -> JoinHandle<Result<Self, OpenError>> {
+        let folder = folder.to_path_buf();
+        std::thread::spawn(move || Self::of(&folder))
     }
-    for name in ["generation_config.json", "tokenizer_config.json", "chat_template.jinja"] {
-        hash.update(digest(&folder.join(name))?.unwrap_or_default());
+
+    /// A missing file has zeros: what a model needs, the loader misses.
+    fn of(folder: &Path) -> Result<Self, OpenError> {
+        let of = |path: &Path| -> Result<_, OpenError> { Ok(digest(path)?.unwrap_or_default()) };
+        let [architecture, weights, tokenizer] = if folder.is_file() {
+            // A GGUF file has all three; others have all but the vocabulary.
+            let vocabulary = if FileKind::of(folder)? == FileKind::Gguf { None } else { vocabulary_beside(folder) };
+            let file = of(folder)?;
+            [file, file, vocabulary.map_or(Ok(file), |path| of(&path))?]
+        } else {
+            let weights = checkpoint::weights_files(folder)?;
+            let digests: Vec<[u8; 32]> = weights.iter().map(|path| of(path)).collect::<Result<_, _>>()?;
+            let weights = match digests.as_slice() {
+                [one] => *one,
+                all => Sha256::digest(all.concat()).into(),
+            };
+            [of(&folder.join("config.json"))?, weights, of(&tokenizer_file(folder))?]
+        };
+        let beside = |name: &str| of(&folder.join(name));
+        let beside =
+            [beside("generation_config.json")?, beside("tokenizer_config.json")?, beside("chat_template.jinja")?];
+        Ok(Self { architecture, weights, tokenizer, beside })
     }
-    hash.update(class);
-    Ok(format!("fp_{}", &hex(&hash.finalize())[..16]))
+
+    /// What a snapshot must match to continue here.
+    ///
+    /// A rounded state continues differently from an exact one, so the number format of states is part of the architecture, and
+    /// so is `candle`, the family where candle computes. The device is not: a session can move between the CPU and CUDA.
+    pub(super) fn model(&self, state: StateType, candle: Option<&'static str>) -> Fingerprint {
+        let mut architecture = self.architecture;
+        if let Some(family) = candle {
+            architecture = Sha256::new()
+                .chain_update(architecture)
+                .chain_update("by candle, ")
+                .chain_update(family)
+                .finalize()
+                .into();
+        }
+        if state == StateType::Bf16 {
+            architecture = Sha256::new().chain_update(architecture).chain_update("states in bf16").finalize().into();
+        }
+        Fingerprint { architecture: hex(&architecture), weights: hex(&self.weights), tokenizer: hex(&self.tokenizer) }
+    }
+
+    /// A short name for the weights, the tokenizer, the recommended settings, the server's version and the class of device: if
+    /// it is the same, the same request and seed give the same text.
+    pub(super) fn system(&self, model: &Fingerprint, class: &str) -> String {
+        let mut hash = Sha256::new().chain_update(env!("CARGO_PKG_VERSION"));
+        for part in [&model.architecture, &model.weights, &model.tokenizer] {
+            hash.update(part);
+        }
+        self.beside.iter().for_each(|digest| hash.update(digest));
+        hash.update(class);
+        format!("fp_{}", &hex(&hash.finalize())[..16])
+    }
 }
 
 /// The SHA-256 of a file; `None` if there is no such file.
@@ -95,7 +120,8 @@ mod tests {
     fn the_fingerprint_covers_the_weights_that_are_loaded() {
         let folder = tempfile::tempdir().unwrap();
         let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
-        let of = |state| model_fingerprint(folder.path(), state, None).unwrap();
+        let digests = || Digests::of(folder.path()).unwrap();
+        let of = |state| digests().model(state, None);
         let fingerprint = || of(StateType::F32);
         write("config.json", "{}");
         write("model.gguf", "quantised");
@@ -111,10 +137,10 @@ mod tests {
         assert_ne!(of(StateType::Bf16).architecture, quantised.architecture);
         assert_eq!(of(StateType::Bf16).weights, quantised.weights);
         // Candle keeps other states, and continues with other bits.
-        let by = |family| model_fingerprint(folder.path(), StateType::F32, family).unwrap();
+        let by = |family| digests().model(StateType::F32, family);
         let [mamba, rwkv] = ["mamba", "rwkv6"].map(|family| by(Some(family)).architecture);
         assert!(mamba != rwkv && mamba != quantised.architecture);
-        let system = |model: &Fingerprint, class: &str| system_fingerprint(folder.path(), model, class).unwrap();
+        let system = |model: &Fingerprint, class: &str| digests().system(model, class);
         assert_ne!(system(&quantised, "cpu"), system(&otherwise, "cpu"));
         // Another device gives another text, and continues the same sessions.
         assert_ne!(system(&quantised, "cpu"), system(&quantised, "cuda NVIDIA H200"));
@@ -125,7 +151,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let of = |text: &str| {
             std::fs::write(folder.path().join("rwkv_vocab_v20230424.txt"), text).unwrap();
-            model_fingerprint(folder.path(), StateType::F32, None).unwrap().tokenizer
+            Digests::of(folder.path()).unwrap().model(StateType::F32, None).tokenizer
         };
         assert_ne!(of("1 'a' 1"), of("1 'b' 1"));
     }

@@ -114,6 +114,9 @@ fn read<W: Element>(numbers: &[W], at: impl Fn(usize) -> usize, out: &mut [f32])
     }
 }
 
+/// Columns of a panel that are written at a time, so that they stay in the first cache.
+const BLOCK: usize = 128;
+
 /// Writes the panels, several at a time.
 fn interleave<T: Copy + Send + Sync>(
     parts: &[Rows<'_>],
@@ -127,9 +130,11 @@ fn interleave<T: Copy + Send + Sync>(
         parts.iter().flat_map(|&part| (0..part.len() / k).map(move |row| (part, row * k))).collect();
     out.par_chunks_mut(PANEL * k).enumerate().for_each(|(p, out)| {
         let (range, width) = panels::rows(p, n);
-        for (lane, &(part, start)) in places[range].iter().enumerate() {
-            for (i, column) in out.chunks_exact_mut(width).enumerate() {
-                column[lane] = get(part, start + i);
+        for (first, out) in (0..).step_by(BLOCK).zip(out.chunks_mut(BLOCK * width)) {
+            for (lane, &(part, start)) in places[range.clone()].iter().enumerate() {
+                for (i, column) in out.chunks_exact_mut(width).enumerate() {
+                    column[lane] = get(part, start + first + i);
+                }
             }
         }
     });

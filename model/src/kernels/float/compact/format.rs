@@ -8,20 +8,22 @@
 use half::bf16;
 use rayon::prelude::*;
 
+use crate::kernels::float::BLOCK;
 use crate::kernels::float::stored::Rows;
 use crate::kernels::lines::Lines;
 use crate::kernels::panels::{self, GROUP, PANEL};
+use crate::kernels::{Isa, multiversion};
 
 /// Columns of a step.
 pub(super) const COLUMNS: usize = 2;
 /// Bytes of a step.
 pub(super) const STEP: usize = COLUMNS * PANEL + PANEL;
-/// Columns that are packed at a time, so that their steps stay in the first cache.
-const BLOCK: usize = 64;
 /// Instead of a code, for a high byte that has none.
 const ESCAPE: u8 = 16;
 /// Of so many weights, one may be an escape: each costs about as much as a step.
 const RARE: usize = 512;
+/// About so many weights show which high bytes are frequent.
+const SAMPLE: usize = 1 << 18;
 
 /// A weight whose high byte has no code.
 #[derive(Clone, Copy, Debug)]
@@ -60,28 +62,24 @@ impl Compact {
         if !k.is_multiple_of(COLUMNS) || panels::count(n) * (k / COLUMNS) * STEP >= plain {
             return None;
         }
-        let counts = high_bytes(parts);
-        let mut order: Vec<u8> = (0..=u8::MAX).collect();
-        order.sort_by_key(|high| std::cmp::Reverse(counts[usize::from(*high)]));
-        let total = |highs: &[u8]| highs.iter().map(|high| counts[usize::from(*high)]).sum::<usize>();
-        if total(&order[16..]) * RARE > total(&order) {
-            return None;
-        }
-        Some(Self::coded(parts, k, std::array::from_fn(|code| order[code])))
+        let rows = rows(parts, k);
+        let packed = Self::coded(&rows, k, frequent(&rows, k));
+        let escapes: usize = packed.escapes.iter().map(|panel| panel.len()).sum();
+        (escapes * RARE <= n * k).then_some(packed)
     }
 
-    /// Packs matrices with given codes.
-    pub(super) fn coded(parts: &[Rows<'_>], k: usize, table: [u8; 16]) -> Self {
-        let rows: Vec<(Rows<'_>, usize)> =
-            parts.iter().flat_map(|&part| (0..part.len() / k).map(move |row| (part, row * k))).collect();
-        let n = rows.len();
-        let mut codes = [ESCAPE; 256];
-        for (code, high) in (0u8..).zip(table) {
-            codes[usize::from(high)] = code;
-        }
+    /// Packs rows with given codes.
+    pub(super) fn coded(rows: &[&[u8]], k: usize, table: [u8; 16]) -> Self {
+        let (n, isa) = (rows.len(), Isa::detect());
         let mut stream = Lines::zeroed(panels::count(n) * (k / COLUMNS) * STEP);
         let panels = stream.bytes_mut().par_chunks_mut(k / COLUMNS * STEP).enumerate();
-        let escapes = panels.map(|(p, out)| pack_panel(&rows[panels::rows(p, n).0], &codes, out)).collect();
+        let pack = |(p, out)| {
+            let mut escapes = Vec::new();
+            pack_panel(isa, &rows[panels::rows(p, n).0], &table, out, &mut escapes);
+            escapes.sort_unstable_by_key(|escape: &Escape| (escape.column, escape.row));
+            escapes.into_boxed_slice()
+        };
+        let escapes = panels.map(pack).collect();
         Self { n, k, table, stream, escapes }
     }
 
@@ -125,43 +123,90 @@ impl Compact {
     }
 }
 
-/// How often each high byte occurs.
-fn high_bytes(parts: &[Rows<'_>]) -> [usize; 256] {
-    let chunks: Vec<&[u8]> = parts.iter().flat_map(|part| part.bytes.chunks(1 << 20)).collect();
-    let count = |bytes: &&[u8]| {
-        let mut counts = [0; 256];
-        for number in bytes.as_chunks::<2>().0 {
-            counts[usize::from(number[1])] += 1;
-        }
-        counts
-    };
-    let counted: Vec<[usize; 256]> = chunks.par_iter().map(count).collect();
-    std::array::from_fn(|high| counted.iter().map(|counts| counts[high]).sum())
+/// The bytes of each row of matrices of `k` columns, stacked one below the other.
+pub(super) fn rows<'a>(parts: &[Rows<'a>], k: usize) -> Vec<&'a [u8]> {
+    parts.iter().flat_map(|part| part.bytes.chunks_exact(k * size_of::<bf16>())).collect()
 }
 
-/// Writes a panel's steps, and returns its escapes. rows: a part and the row's first number there; codes: of each high byte,
-/// [`ESCAPE`] for those without one
-fn pack_panel(rows: &[(Rows<'_>, usize)], codes: &[u8; 256], out: &mut [u8]) -> Box<[Escape]> {
-    let mut escapes = Vec::new();
+/// The sixteen most frequent high bytes of some of the rows: where others have more escapes, the matrix is not packed.
+fn frequent(rows: &[&[u8]], k: usize) -> [u8; 16] {
+    let mut counts = [0usize; 256];
+    let apart = (rows.len() * k / SAMPLE).max(1);
+    for row in rows.iter().step_by(apart) {
+        for number in row.as_chunks::<2>().0 {
+            counts[usize::from(number[1])] += 1;
+        }
+    }
+    let mut order: [u8; 256] = std::array::from_fn(|high| high as u8);
+    order.sort_by_key(|high| std::cmp::Reverse(counts[usize::from(*high)]));
+    std::array::from_fn(|code| order[code])
+}
+
+/// The inverse of [`place`].
+const ROWS: [u8; PANEL] = {
+    let (mut rows, mut row) = ([0; PANEL], 0);
+    while row < PANEL {
+        rows[place(row)] = row as u8;
+        row += 1;
+    }
+    rows
+};
+
+multiversion! {
+    /// Writes a panel's steps, and adds its escapes in any order. rows: at most a panel; table: the high byte of each code
+    fn pack_panel(rows: &[&[u8]], table: &[u8; 16], out: &mut [u8], escapes: &mut Vec<Escape>) = pack_panel_of;
+}
+
+#[inline(always)]
+fn pack_panel_of(rows: &[&[u8]], table: &[u8; 16], out: &mut [u8], escapes: &mut Vec<Escape>) {
+    // Rows that pad the panel have a code.
+    let mut block = [[u16::from(table[0]) << 8; PANEL]; BLOCK];
     for (first, out) in (0..).step_by(BLOCK).zip(out.chunks_mut(BLOCK / COLUMNS * STEP)) {
-        let (steps, _) = out.as_chunks_mut::<STEP>();
-        for (row, &(part, start)) in (0u8..).zip(rows) {
-            let place = place(usize::from(row));
-            let (pairs, _) = part.bytes[2 * (start + first)..].as_chunks::<{ 2 * COLUMNS }>();
-            for (i, (&[low0, high0, low1, high1], step)) in pairs.iter().zip(&mut *steps).enumerate() {
-                let [code0, code1] = [high0, high1].map(|high| codes[usize::from(high)]);
-                step[place] = low0;
-                step[PANEL + place] = low1;
-                step[COLUMNS * PANEL + place] = code0 & 15 | code1 << 4;
-                if (code0 | code1) & ESCAPE != 0 {
-                    let column = (first + i * COLUMNS) as u32;
-                    let both = [(column, code0, high0), (column + 1, code1, high1)];
-                    let without = both.into_iter().filter(|(_, code, _)| *code == ESCAPE);
-                    escapes.extend(without.map(|(column, _, high)| Escape { column, row, high }));
+        let steps = out.as_chunks_mut::<STEP>().0;
+        for (row, bytes) in rows.iter().enumerate() {
+            let numbers = bytes.as_chunks::<2>().0[first..].iter();
+            for (column, number) in block.iter_mut().zip(numbers) {
+                column[place(row)] = u16::from_le_bytes(*number);
+            }
+        }
+        for (i, (columns, step)) in block.as_chunks::<COLUMNS>().0.iter().zip(steps).enumerate() {
+            let codes = [codes(&columns[0], table), codes(&columns[1], table)];
+            for place in 0..PANEL {
+                step[place] = columns[0][place] as u8;
+                step[PANEL + place] = columns[1][place] as u8;
+                step[COLUMNS * PANEL + place] = codes[0][place] & 15 | codes[1][place] << 4;
+            }
+            for (column, (codes, numbers)) in (first + i * COLUMNS..).zip(codes.iter().zip(columns)) {
+                let mut any = 0;
+                for code in codes {
+                    any |= code;
                 }
+                if any & ESCAPE == 0 {
+                    continue;
+                }
+                let without = (0..PANEL).filter(|&place| codes[place] == ESCAPE);
+                escapes.extend(without.map(|place| Escape {
+                    column: column as u32,
+                    row: ROWS[place],
+                    high: (numbers[place] >> 8) as u8,
+                }));
             }
         }
     }
-    escapes.sort_unstable_by_key(|escape| (escape.column, escape.row));
-    escapes.into_boxed_slice()
+}
+
+/// The code of each number's high byte, or [`ESCAPE`]. Comparing with each entry of the table takes a few instructions for
+/// all lanes of a register, where a lookup takes some for each number.
+#[inline(always)]
+fn codes(numbers: &[u16; PANEL], table: &[u8; 16]) -> [u8; PANEL] {
+    let (mut high, mut codes) = ([0; PANEL], [ESCAPE; PANEL]);
+    for place in 0..PANEL {
+        high[place] = (numbers[place] >> 8) as u8;
+    }
+    for code in 0..table.len() {
+        for place in 0..PANEL {
+            codes[place] = if high[place] == table[code] { code as u8 } else { codes[place] };
+        }
+    }
+    codes
 }

@@ -41,7 +41,7 @@ proptest! {
         let table = std::array::from_fn(|code| if code < coded { all[code % all.len()].to_le_bytes()[1] } else { 0xff });
         let first = n / 3 * k * 2;
         let parts = [&bytes[..first], &[], &bytes[first..]].map(|bytes| Rows { kind: Type::Bf16, bytes });
-        let compact = Packed::of_compact(Compact::coded(&parts, k, table));
+        let compact = Packed::of_compact(Compact::coded(&format::rows(&parts, k), k, table));
         let plain = Packed::pack_plain(&parts, k);
         let x = numbers(rows * k, seed ^ 1);
         let mut want = vec![f32::NAN; rows * n];
@@ -101,4 +101,17 @@ fn weights_of_many_magnitudes_and_odd_columns_stay_plain() {
     let (_, bytes) = weights(16 * 64, 6, 10_001);
     assert!(Compact::pack(&[Rows { kind: Type::Bf16, bytes: &bytes }], 64).is_none(), "a panel of few rows");
     assert!(Compact::pack(&[], 64).is_none());
+}
+
+#[test]
+fn a_matrix_whose_rows_differ_is_judged_by_all_of_them() {
+    // Of so many rows, every fourth is looked at for the table.
+    let (n, k) = (8192, 128);
+    let (_, mut bytes) = weights(n * k, 7, 10_001);
+    let pack = |bytes: &[u8]| Compact::pack(&[Rows { kind: Type::Bf16, bytes }], k);
+    assert!(pack(&bytes).is_some());
+    for row in bytes.chunks_exact_mut(2 * k).skip(1).step_by(4) {
+        row.iter_mut().skip(1).step_by(2).for_each(|high| *high ^= 0x20);
+    }
+    assert!(pack(&bytes).is_none());
 }
