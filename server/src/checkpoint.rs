@@ -12,7 +12,6 @@ mod supported;
 mod whole;
 
 use std::ffi::OsStr;
-use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -224,7 +223,7 @@ fn serve<B: Backend + 'static>(
     options: &OpenOptions,
     load: impl FnOnce() -> Result<Loaded<B>, OpenError>,
 ) -> Result<(Served, EngineThread), OpenError> {
-    let digests = Digests::start(folder);
+    let digests = Digests::start(folder)?;
     let (decoder, pool) = load()?;
     let longest_source = decoder.source().map_or(0, |source| source.max_positions);
     let (vocab_size, layout, greatest) = (decoder.vocab_size(), pool.layout(), decoder.greatest_maxima());
@@ -240,7 +239,7 @@ fn serve<B: Backend + 'static>(
     let sources = decoder.source().map(|source| Sources { longest: source.max_positions, start: source.start });
     // A source is not a conversation, even if the checkpoint has a chat template.
     let template = if sources.is_some() { None } else { template.map(Arc::new) };
-    let digests = digests.join().unwrap_or_else(|panic| resume_unwind(panic))?;
+    let digests = digests.wait()?;
     let fingerprint = digests.model(options.state, decoder.candle_family());
     let system_fingerprint = digests.system(&fingerprint, &device.class());
     let keys = options.secret.as_deref().map(Keys::new).transpose()?;

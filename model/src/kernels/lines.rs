@@ -16,8 +16,8 @@ const PAGE: usize = 2 << 20;
 /// Bytes of a block that several matrices share. Those of at least half its size have blocks of their own.
 const SHARED: usize = 64 << 20;
 
-/// Pages for some matrices, which are given back when the last of them is dropped. They are zeros that the system provides
-/// when they are first written, so each thread clears those that it fills.
+/// Pages for some matrices, which are given back when the last of them is dropped. The system provides each page, zeroed, at
+/// its first write, so the thread that fills a page also clears it.
 struct Block {
     map: MmapRaw,
     /// The first large page in the map.
@@ -27,30 +27,31 @@ struct Block {
 impl Block {
     /// Room for `len` bytes.
     fn new(len: usize) -> Arc<Self> {
-        let map = MmapMut::map_anon(len.next_multiple_of(PAGE) + PAGE);
+        let whole = len.checked_add(PAGE).and_then(|len| len.checked_next_multiple_of(PAGE));
+        let map = MmapMut::map_anon(whole.unwrap_or(usize::MAX));
         let mut map = map.unwrap_or_else(|error| panic!("no memory for {len} bytes of weights: {error}"));
         let first = map.as_ptr().addr().next_multiple_of(PAGE) - map.as_ptr().addr();
         super::advise_huge(&mut map[first..]);
         Arc::new(Self { map: map.into(), first })
     }
 
-    /// The address of a byte, or of the end.
-    fn at(&self, byte: usize) -> NonNull<u8> {
-        let offset = self.first + byte;
-        assert!(offset <= self.map.len(), "byte {byte} of a block");
-        // SAFETY: it is in the map, which does not lie at address 0.
-        unsafe { NonNull::new_unchecked(self.map.as_mut_ptr().add(offset)) }
+    /// The address of `len` bytes.
+    fn piece(&self, start: usize, len: usize) -> NonNull<u8> {
+        let room = self.map.len() - self.first;
+        assert!(start <= room && len <= room - start, "{len} bytes at {start} of a block of {room}");
+        // SAFETY: they are in the map, which does not lie at address 0.
+        unsafe { NonNull::new_unchecked(self.map.as_mut_ptr().add(self.first + start)) }
     }
 }
 
 /// The block that the next matrices share, and how many bytes of it are taken.
 static OPEN: Mutex<(Weak<Block>, usize)> = Mutex::new((Weak::new(), 0));
 
-/// `len` bytes, a multiple of [`LINE`], of a block. Nobody had them before: they are zeros.
+/// `len` bytes, a multiple of [`LINE`], of a block. No earlier matrix had them, so they are zeros.
 fn take(len: usize) -> (Arc<Block>, NonNull<u8>) {
     if len >= SHARED / 2 {
         let block = Block::new(len);
-        let start = block.at(0);
+        let start = block.piece(0, len);
         return (block, start);
     }
     let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -59,7 +60,7 @@ fn take(len: usize) -> (Arc<Block>, NonNull<u8>) {
         _ => (Block::new(SHARED), 0),
     };
     *open = (Arc::downgrade(&block), taken + len);
-    let start = block.at(taken);
+    let start = block.piece(taken, len);
     (block, start)
 }
 

@@ -2,8 +2,11 @@
 
 use std::fs::File;
 use std::io::{ErrorKind, Read};
+use std::panic::resume_unwind;
 use std::path::Path;
-use std::thread::JoinHandle;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
 
 use sha2::{Digest, Sha256};
 use tidegate_model::StateType;
@@ -23,16 +26,18 @@ pub(super) struct Digests {
 }
 
 impl Digests {
-    /// Takes them on a thread of its own while the checkpoint is loaded: of a billion weights that is seconds. If loading fails,
-    /// nobody waits for it.
-    pub(super) fn start(folder: &Path) -> JoinHandle<Result<Self, OpenError>> {
-        let folder = folder.to_path_buf();
-        std::thread::spawn(move || Self::of(&folder))
+    /// Computes them on another thread while the checkpoint loads: hashing a billion weights takes seconds.
+    pub(super) fn start(folder: &Path) -> Result<Pending, OpenError> {
+        let stop = Stop::default();
+        let (path, asked) = (folder.to_path_buf(), Arc::clone(&stop.0));
+        let thread = thread::Builder::new().name("digests".into()).spawn(move || Self::of(&path, &asked));
+        let thread = thread.map_err(|source| OpenError::Read { path: folder.into(), source })?;
+        Ok(Pending { thread, stop })
     }
 
-    /// A missing file has zeros: what a model needs, the loader misses.
-    fn of(folder: &Path) -> Result<Self, OpenError> {
-        let of = |path: &Path| -> Result<_, OpenError> { Ok(digest(path)?.unwrap_or_default()) };
+    /// The digest of a missing file is zeros; the loader reports files that the model needs.
+    fn of(folder: &Path, stop: &AtomicBool) -> Result<Self, OpenError> {
+        let of = |path: &Path| -> Result<_, OpenError> { Ok(digest(path, stop)?.unwrap_or_default()) };
         let [architecture, weights, tokenizer] = if folder.is_file() {
             // A GGUF file has all three; others have all but the vocabulary.
             let vocabulary = if FileKind::of(folder)? == FileKind::Gguf { None } else { vocabulary_beside(folder) };
@@ -86,8 +91,31 @@ impl Digests {
     }
 }
 
-/// The SHA-256 of a file; `None` if there is no such file.
-fn digest(path: &Path) -> Result<Option<[u8; 32]>, OpenError> {
+/// Digests that a thread computes. If it is dropped, because the checkpoint cannot be loaded, the thread stops.
+pub(super) struct Pending {
+    thread: JoinHandle<Result<Digests, OpenError>>,
+    stop: Stop,
+}
+
+impl Pending {
+    /// Waits for them.
+    pub(super) fn wait(self) -> Result<Digests, OpenError> {
+        self.thread.join().unwrap_or_else(|panic| resume_unwind(panic))
+    }
+}
+
+/// Stops a thread when it is dropped.
+#[derive(Default)]
+struct Stop(Arc<AtomicBool>);
+
+impl Drop for Stop {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// The SHA-256 of a file; `None` if there is no such file, or it was stopped.
+fn digest(path: &Path, stop: &AtomicBool) -> Result<Option<[u8; 32]>, OpenError> {
     let failed = |source| OpenError::Read { path: path.into(), source };
     let mut file = match File::open(path) {
         Ok(file) => file,
@@ -96,6 +124,9 @@ fn digest(path: &Path) -> Result<Option<[u8; 32]>, OpenError> {
     };
     let (mut hash, mut buffer) = (Sha256::new(), vec![0; 1 << 20]);
     loop {
+        if stop.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
         match file.read(&mut buffer).map_err(failed)? {
             0 => return Ok(Some(hash.finalize().into())),
             count => hash.update(&buffer[..count]),
@@ -111,16 +142,28 @@ mod tests {
     fn a_file_has_its_sha_256() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("abc");
-        assert_eq!(digest(&path).unwrap(), None);
+        assert_eq!(digest(&path, &AtomicBool::new(false)).unwrap(), None);
         std::fs::write(&path, "abc").unwrap();
-        assert!(hex(&digest(&path).unwrap().unwrap()).starts_with("ba7816bf8f01cfea414140de5dae2223"));
+        let [going, stopped] = [false, true].map(|stop| digest(&path, &AtomicBool::new(stop)).unwrap());
+        assert!(hex(&going.unwrap()).starts_with("ba7816bf8f01cfea414140de5dae2223"));
+        assert_eq!(stopped, None);
+    }
+
+    #[test]
+    fn digests_that_nobody_waits_for_are_stopped() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("config.json"), "{}").unwrap();
+        let pending = Digests::start(folder.path()).unwrap();
+        let stop = Arc::clone(&pending.stop.0);
+        drop(pending);
+        assert!(stop.load(Ordering::Relaxed));
     }
 
     #[test]
     fn the_fingerprint_covers_the_weights_that_are_loaded() {
         let folder = tempfile::tempdir().unwrap();
         let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
-        let digests = || Digests::of(folder.path()).unwrap();
+        let digests = || Digests::start(folder.path()).unwrap().wait().unwrap();
         let of = |state| digests().model(state, None);
         let fingerprint = || of(StateType::F32);
         write("config.json", "{}");
@@ -151,7 +194,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let of = |text: &str| {
             std::fs::write(folder.path().join("rwkv_vocab_v20230424.txt"), text).unwrap();
-            Digests::of(folder.path()).unwrap().model(StateType::F32, None).tokenizer
+            Digests::start(folder.path()).unwrap().wait().unwrap().model(StateType::F32, None).tokenizer
         };
         assert_ne!(of("1 'a' 1"), of("1 'b' 1"));
     }

@@ -114,7 +114,7 @@ fn read<W: Element>(numbers: &[W], at: impl Fn(usize) -> usize, out: &mut [f32])
     }
 }
 
-/// Columns of a panel that are written at a time, so that they stay in the first cache.
+/// Columns of a panel that are written at a time, so that they stay near: 16 KiB of halves, 32 KiB in f32.
 const BLOCK: usize = 128;
 
 /// Writes the panels, several at a time.

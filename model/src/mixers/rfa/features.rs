@@ -74,13 +74,13 @@ pub(crate) fn validate(config: &DecoderConfig) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// Refuses feature maps that are not among `allowed`, naming where that is so.
+/// Refuses feature maps that are not among `allowed`. place: what in the config says so, for the error
 pub(crate) fn require(allowed: &[FeatureMap], config: &DecoderConfig, place: &str) -> Result<(), ConfigError> {
     if allowed.contains(&config.feature_map) {
         return Ok(());
     }
-    let names: Vec<&str> = allowed.iter().map(|map| map.name()).collect();
-    let bound = format!("{} where {place}", names.join(" or "));
+    let names = allowed.iter().map(|map| map.name()).collect::<Vec<_>>().join(", ");
+    let bound = format!("one of {names} where {place}");
     Err(ConfigError::bound("feature_map", bound, config.feature_map.name()))
 }
 

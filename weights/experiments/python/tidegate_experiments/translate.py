@@ -58,7 +58,9 @@ NOTES = {
                         "at 5.0 nats and AdamW at 5.3; the weights that they have in common are equal for a "
                         "seed to begin with, and so are its batches; dropout and smoothed labels in training alone",
     "note_on_sigma": "bounded by train.sigma_max, and in attention to the source by the number in a mixer's name, where it has one; "
-                     "model.proj_dim likewise; of arc-cosine features, whose scale cancels, not bounded",
+                     "not bounded for arc-cosine features, where a factor common to a head cancels",
+    "note_on_features": "2 model.proj_dim a head, from as many random vectors with arc-cosine and half as many with sine and cosine; "
+                        "head_dim with elu; a mixer's name says another number of vectors",
     "note_on_state": "state_bytes is what a conversation takes, of the longest source and target for softmax, of any for rfa; "
                      "state_bytes_filled is what holds something after a pair of mean length of the test",
     "note_on_seconds": "seconds are of a shared machine's clock, cpu_seconds of the processor, both of training alone; "

@@ -63,9 +63,14 @@ impl Compact {
             return None;
         }
         let rows = rows(parts, k);
-        let packed = Self::coded(&rows, k, frequent(&rows, k));
-        let escapes: usize = packed.escapes.iter().map(|panel| panel.len()).sum();
-        (escapes * RARE <= n * k).then_some(packed)
+        let (isa, table) = (Isa::detect(), frequent(&rows, k));
+        let count = |row: &&[u8]| {
+            let mut count = 0;
+            count_escapes(isa, row, &table, &mut count);
+            count
+        };
+        let escapes: usize = rows.par_iter().map(count).sum();
+        (escapes * RARE <= n * k).then(|| Self::coded(&rows, k, table))
     }
 
     /// Packs rows with given codes.
@@ -128,10 +133,11 @@ pub(super) fn rows<'a>(parts: &[Rows<'a>], k: usize) -> Vec<&'a [u8]> {
     parts.iter().flat_map(|part| part.bytes.chunks_exact(k * size_of::<bf16>())).collect()
 }
 
-/// The sixteen most frequent high bytes of some of the rows: where others have more escapes, the matrix is not packed.
+/// The sixteen most frequent high bytes in a sample of the rows.
 fn frequent(rows: &[&[u8]], k: usize) -> [u8; 16] {
     let mut counts = [0usize; 256];
-    let apart = (rows.len() * k / SAMPLE).max(1);
+    // An odd distance: heads have a power of two rows, which may differ by their place in the head.
+    let apart = rows.len() * k / SAMPLE | 1;
     for row in rows.iter().step_by(apart) {
         for number in row.as_chunks::<2>().0 {
             counts[usize::from(number[1])] += 1;
@@ -153,6 +159,24 @@ const ROWS: [u8; PANEL] = {
 };
 
 multiversion! {
+    /// Adds the number of weights of a row without a code.
+    fn count_escapes(row: &[u8], table: &[u8; 16], count: &mut usize) = count_escapes_of;
+}
+
+#[inline(always)]
+fn count_escapes_of(row: &[u8], table: &[u8; 16], count: &mut usize) {
+    for part in row.as_chunks::<2>().0.chunks(PANEL) {
+        let mut numbers = [u16::from(table[0]) << 8; PANEL];
+        for (number, bytes) in numbers.iter_mut().zip(part) {
+            *number = u16::from_le_bytes(*bytes);
+        }
+        for code in codes(&numbers, table) {
+            *count += usize::from(code / ESCAPE);
+        }
+    }
+}
+
+multiversion! {
     /// Writes a panel's steps, and adds its escapes in any order. rows: at most a panel; table: the high byte of each code
     fn pack_panel(rows: &[&[u8]], table: &[u8; 16], out: &mut [u8], escapes: &mut Vec<Escape>) = pack_panel_of;
 }
@@ -170,13 +194,13 @@ fn pack_panel_of(rows: &[&[u8]], table: &[u8; 16], out: &mut [u8], escapes: &mut
             }
         }
         for (i, (columns, step)) in block.as_chunks::<COLUMNS>().0.iter().zip(steps).enumerate() {
-            let codes = [codes(&columns[0], table), codes(&columns[1], table)];
-            for place in 0..PANEL {
-                step[place] = columns[0][place] as u8;
-                step[PANEL + place] = columns[1][place] as u8;
-                step[COLUMNS * PANEL + place] = codes[0][place] & 15 | codes[1][place] << 4;
+            let both = [codes(&columns[0], table), codes(&columns[1], table)];
+            for at in 0..PANEL {
+                step[at] = columns[0][at] as u8;
+                step[PANEL + at] = columns[1][at] as u8;
+                step[COLUMNS * PANEL + at] = both[0][at] & 15 | both[1][at] << 4;
             }
-            for (column, (codes, numbers)) in (first + i * COLUMNS..).zip(codes.iter().zip(columns)) {
+            for (column, (codes, numbers)) in (first + i * COLUMNS..).zip(both.iter().zip(columns)) {
                 let mut any = 0;
                 for code in codes {
                     any |= code;
@@ -184,12 +208,12 @@ fn pack_panel_of(rows: &[&[u8]], table: &[u8; 16], out: &mut [u8], escapes: &mut
                 if any & ESCAPE == 0 {
                     continue;
                 }
-                let without = (0..PANEL).filter(|&place| codes[place] == ESCAPE);
-                escapes.extend(without.map(|place| Escape {
-                    column: column as u32,
-                    row: ROWS[place],
-                    high: (numbers[place] >> 8) as u8,
-                }));
+                let without = (0..PANEL).filter(|&at| codes[at] == ESCAPE);
+                let escape = |at: usize| {
+                    let (row, high) = (ROWS[at], (numbers[at] >> 8) as u8);
+                    Escape { column: column as u32, row, high }
+                };
+                escapes.extend(without.map(escape));
             }
         }
     }
@@ -200,12 +224,12 @@ fn pack_panel_of(rows: &[&[u8]], table: &[u8; 16], out: &mut [u8], escapes: &mut
 #[inline(always)]
 fn codes(numbers: &[u16; PANEL], table: &[u8; 16]) -> [u8; PANEL] {
     let (mut high, mut codes) = ([0; PANEL], [ESCAPE; PANEL]);
-    for place in 0..PANEL {
-        high[place] = (numbers[place] >> 8) as u8;
+    for at in 0..PANEL {
+        high[at] = (numbers[at] >> 8) as u8;
     }
     for code in 0..table.len() {
-        for place in 0..PANEL {
-            codes[place] = if high[place] == table[code] { code as u8 } else { codes[place] };
+        for at in 0..PANEL {
+            codes[at] = if high[at] == table[code] { code as u8 } else { codes[at] };
         }
     }
     codes
