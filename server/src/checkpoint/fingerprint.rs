@@ -100,7 +100,10 @@ pub(super) struct Pending {
 impl Pending {
     /// Waits for them.
     pub(super) fn wait(self) -> Result<Digests, OpenError> {
-        self.thread.join().unwrap_or_else(|panic| resume_unwind(panic))
+        let Self { thread, stop } = self;
+        let digests = thread.join().unwrap_or_else(|panic| resume_unwind(panic));
+        drop(stop);
+        digests
     }
 }
 

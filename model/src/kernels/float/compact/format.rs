@@ -137,7 +137,7 @@ pub(super) fn rows<'a>(parts: &[Rows<'a>], k: usize) -> Vec<&'a [u8]> {
 fn frequent(rows: &[&[u8]], k: usize) -> [u8; 16] {
     let mut counts = [0usize; 256];
     // An odd distance: heads have a power of two rows, which may differ by their place in the head.
-    let apart = rows.len() * k / SAMPLE | 1;
+    let apart = (rows.len() * k / SAMPLE) | 1;
     for row in rows.iter().step_by(apart) {
         for number in row.as_chunks::<2>().0 {
             counts[usize::from(number[1])] += 1;
