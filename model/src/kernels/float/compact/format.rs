@@ -63,14 +63,10 @@ impl Compact {
             return None;
         }
         let rows = rows(parts, k);
-        let (isa, table) = (Isa::detect(), frequent(&rows, k));
-        let count = |row: &&[u8]| {
-            let mut count = 0;
-            count_escapes(isa, row, &table, &mut count);
-            count
-        };
-        let escapes: usize = rows.par_iter().map(count).sum();
-        (escapes * RARE <= n * k).then(|| Self::coded(&rows, k, table))
+        let packed = Self::coded(&rows, k, frequent(&rows, k)?);
+        // The sample may have missed some.
+        let escapes: usize = packed.escapes.iter().map(|panel| panel.len()).sum();
+        (escapes * RARE <= n * k).then_some(packed)
     }
 
     /// Packs rows with given codes.
@@ -133,8 +129,8 @@ pub(super) fn rows<'a>(parts: &[Rows<'a>], k: usize) -> Vec<&'a [u8]> {
     parts.iter().flat_map(|part| part.bytes.chunks_exact(k * size_of::<bf16>())).collect()
 }
 
-/// The sixteen most frequent high bytes in a sample of the rows.
-fn frequent(rows: &[&[u8]], k: usize) -> [u8; 16] {
+/// The sixteen most frequent high bytes in a sample of the rows; `None` if too many weights of it have others.
+fn frequent(rows: &[&[u8]], k: usize) -> Option<[u8; 16]> {
     let mut counts = [0usize; 256];
     // An odd distance: heads have a power of two rows, which may differ by their place in the head.
     let apart = (rows.len() * k / SAMPLE) | 1;
@@ -145,7 +141,8 @@ fn frequent(rows: &[&[u8]], k: usize) -> [u8; 16] {
     }
     let mut order: [u8; 256] = std::array::from_fn(|high| high as u8);
     order.sort_by_key(|high| std::cmp::Reverse(counts[usize::from(*high)]));
-    std::array::from_fn(|code| order[code])
+    let total = |highs: &[u8]| highs.iter().map(|high| counts[usize::from(*high)]).sum::<usize>();
+    (total(&order[16..]) * RARE <= total(&order)).then(|| std::array::from_fn(|code| order[code]))
 }
 
 /// The inverse of [`place`].
@@ -157,24 +154,6 @@ const ROWS: [u8; PANEL] = {
     }
     rows
 };
-
-multiversion! {
-    /// Adds the number of weights of a row without a code.
-    fn count_escapes(row: &[u8], table: &[u8; 16], count: &mut usize) = count_escapes_of;
-}
-
-#[inline(always)]
-fn count_escapes_of(row: &[u8], table: &[u8; 16], count: &mut usize) {
-    for part in row.as_chunks::<2>().0.chunks(PANEL) {
-        let mut numbers = [u16::from(table[0]) << 8; PANEL];
-        for (number, bytes) in numbers.iter_mut().zip(part) {
-            *number = u16::from_le_bytes(*bytes);
-        }
-        for code in codes(&numbers, table) {
-            *count += usize::from(code / ESCAPE);
-        }
-    }
-}
 
 multiversion! {
     /// Writes a panel's steps, and adds its escapes in any order. rows: at most a panel; table: the high byte of each code
