@@ -12,6 +12,8 @@ use super::threads::Threads;
 
 /// Rows of a whole panel.
 pub(crate) const PANEL: usize = 64;
+/// Columns of a panel of floats that are packed at a time, so that they stay near: 16 KiB of halves, 32 KiB in f32.
+pub(crate) const PACKED: usize = 128;
 /// Rows that a panel is a multiple of: the lanes of the widest register.
 pub(crate) const GROUP: usize = 16;
 

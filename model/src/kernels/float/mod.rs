@@ -17,7 +17,7 @@ use rayon::prelude::*;
 use super::Isa;
 use super::element::Element;
 use super::lines::Lines;
-use super::panels::{self, Output, PANEL};
+use super::panels::{self, Output, PACKED, PANEL};
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use super::vector;
 use compact::Compact;
@@ -114,9 +114,6 @@ fn read<W: Element>(numbers: &[W], at: impl Fn(usize) -> usize, out: &mut [f32])
     }
 }
 
-/// Columns of a panel that are written at a time, so that they stay near: 16 KiB of halves, 32 KiB in f32.
-const BLOCK: usize = 128;
-
 /// Writes the panels, several at a time.
 fn interleave<T: Copy + Send + Sync>(
     parts: &[Rows<'_>],
@@ -130,7 +127,7 @@ fn interleave<T: Copy + Send + Sync>(
         parts.iter().flat_map(|&part| (0..part.len() / k).map(move |row| (part, row * k))).collect();
     out.par_chunks_mut(PANEL * k).enumerate().for_each(|(p, out)| {
         let (range, width) = panels::rows(p, n);
-        for (first, out) in (0..).step_by(BLOCK).zip(out.chunks_mut(BLOCK * width)) {
+        for (first, out) in (0..).step_by(PACKED).zip(out.chunks_mut(PACKED * width)) {
             for (lane, &(part, start)) in places[range.clone()].iter().enumerate() {
                 for (i, column) in out.chunks_exact_mut(width).enumerate() {
                     column[lane] = get(part, start + first + i);

@@ -8,10 +8,9 @@
 use half::bf16;
 use rayon::prelude::*;
 
-use crate::kernels::float::BLOCK;
 use crate::kernels::float::stored::Rows;
 use crate::kernels::lines::Lines;
-use crate::kernels::panels::{self, GROUP, PANEL};
+use crate::kernels::panels::{self, GROUP, PACKED, PANEL};
 use crate::kernels::{Isa, multiversion};
 
 /// Columns of a step.
@@ -163,8 +162,8 @@ multiversion! {
 #[inline(always)]
 fn pack_panel_of(rows: &[&[u8]], table: &[u8; 16], out: &mut [u8], escapes: &mut Vec<Escape>) {
     // Rows that pad the panel have a code.
-    let mut block = [[u16::from(table[0]) << 8; PANEL]; BLOCK];
-    for (first, out) in (0..).step_by(BLOCK).zip(out.chunks_mut(BLOCK / COLUMNS * STEP)) {
+    let mut block = [[u16::from(table[0]) << 8; PANEL]; PACKED];
+    for (first, out) in (0..).step_by(PACKED).zip(out.chunks_mut(PACKED / COLUMNS * STEP)) {
         let steps = out.as_chunks_mut::<STEP>().0;
         for (row, bytes) in rows.iter().enumerate() {
             let numbers = bytes.as_chunks::<2>().0[first..].iter();
