@@ -262,7 +262,7 @@ fn a_config_out_of_its_bounds_is_refused_by_name() {
     refused(r#"{"decoder_start_token_id": 61}"#, &["decoder_start_token_id", "60", "61"]);
     refused(r#"{"decoder_start_token_id": null}"#, &["decoder_start_token_id", "none"]);
     refused(r#"{"attention": "hybrid", "sliding_window": 4}"#, &["attention", "rfa or softmax", "hybrid"]);
-    refused(r#"{"feature_map": "favor"}"#, &["feature_map", "one of gaussian, arc_cosine, elu", "favor"]);
+    refused(r#"{"feature_map": "favor"}"#, &["feature_map", "gaussian, arc_cosine or elu", "favor"]);
     refused(r#"{"conv_kernel": 4}"#, &["conv_kernel", "0", "4"]);
     refused(r#"{"output_norm": true}"#, &["output_norm", "false"]);
     refused(r#"{"head_dim": 7}"#, &["head_dim", "even", "7"]);

@@ -83,6 +83,11 @@ class ModelConfig:
         return self.attention != "softmax" and self.feature_map == "gaussian"
 
     @property
+    def denominator_floor(self) -> float:
+        """The least denominator, as a share of the weight seen; 0 where no feature is negative."""
+        return self.denominator_eps if self.has_floor else 0.0
+
+    @property
     def features(self) -> int:
         """Features of a head, F; 0 for softmax."""
         if self.attention == "softmax":

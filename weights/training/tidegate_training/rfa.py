@@ -222,6 +222,5 @@ class RfaAttention(Attention):
         else:
             phi_q, phi_k = (features.features_of(cfg.feature_map, x, w) for x in (q, k))
         sums = None if state is None else (state.s, state.c) if maxima is None else (state.s, state.c, state.m)
-        eps = cfg.denominator_eps if cfg.has_floor else 0.0
-        out, sums = chunked(phi_q, phi_k, v, a, sums, eps, chunk, starts, maxima, self.products)
+        out, sums = chunked(phi_q, phi_k, v, a, sums, cfg.denominator_floor, chunk, starts, maxima, self.products)
         return out, None if sums is None else RfaState(*sums[:2], m=sums[2] if maxima is not None else None)

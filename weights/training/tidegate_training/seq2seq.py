@@ -131,8 +131,7 @@ class CrossAttention(nn.Module):
             out = F.scaled_dot_product_attention(q, kept.k, kept.v, attn_mask=mask)
         else:
             out = torch.matmul(self.phi(q), kept.s)
-            eps = self.cfg.denominator_eps if self.cfg.has_floor else 0.0
-            out = normalise(out[..., :-1], out[..., -1], kept.c[:, None, None], eps)
+            out = normalise(out[..., :-1], out[..., -1], kept.c[:, None, None], self.cfg.denominator_floor)
         return self.o_proj(out.transpose(1, 2).flatten(2))
 
 

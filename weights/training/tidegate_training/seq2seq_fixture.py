@@ -33,7 +33,7 @@ RFA = Seq2SeqConfig(vocab_size=32, hidden_size=16, intermediate_size=24, num_hid
                     decoder_start_token_id=1)
 # A window longer than any target, as in a translation; an untied head, so that the two cases cover both kinds.
 SOFTMAX = dataclasses.replace(RFA, attention="softmax", sliding_window=16, tie_word_embeddings=False, decoder_start_token_id=0)
-# Their denominators have no floor, which one of this size would show.
+# Arc-cosine features have no floor; if they had, one of this size would change every output.
 ARC_COSINE = dataclasses.replace(RFA, feature_map="arc_cosine", gate=False, denominator_eps=1.0)
 ELU = dataclasses.replace(RFA, feature_map="elu")
 CASES = {"seq2seq-rfa": RFA, "seq2seq-softmax": SOFTMAX, "seq2seq-arc-cosine": ARC_COSINE, "seq2seq-elu": ELU}

@@ -104,7 +104,11 @@ impl SourceReader for SumsReader {
 
     fn validate(config: &DecoderConfig) -> Result<(), ConfigError> {
         let allowed = [FeatureMap::Gaussian, FeatureMap::ArcCosine, FeatureMap::Elu];
-        features::require(&allowed, config, &format!("model_type is {}", config.model_type))
+        features::require(
+            &allowed,
+            config,
+            format!("gaussian, arc_cosine or elu where model_type is {}", config.model_type),
+        )
     }
 
     fn head_numbers(config: &DecoderConfig, _: SourceConfig) -> usize {

@@ -59,7 +59,7 @@ impl Mixer for Hybrid {
 
     fn validate(config: &DecoderConfig) -> Result<(), ConfigError> {
         config.check_window()?;
-        features::require(&[FeatureMap::Gaussian], config, "attention is hybrid")?;
+        features::require(&[FeatureMap::Gaussian], config, "gaussian where attention is hybrid".into())?;
         if config.source().is_some() {
             let bound = format!("rfa or softmax where model_type is {}", config.model_type);
             return Err(ConfigError::bound("attention", bound, "hybrid"));

@@ -74,13 +74,11 @@ pub(crate) fn validate(config: &DecoderConfig) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// Refuses feature maps that are not among `allowed`. place: what in the config says so, for the error
-pub(crate) fn require(allowed: &[FeatureMap], config: &DecoderConfig, place: &str) -> Result<(), ConfigError> {
+/// Refuses feature maps that are not among `allowed`. bound: what is allowed and where, for the error
+pub(crate) fn require(allowed: &[FeatureMap], config: &DecoderConfig, bound: String) -> Result<(), ConfigError> {
     if allowed.contains(&config.feature_map) {
         return Ok(());
     }
-    let names = allowed.iter().map(|map| map.name()).collect::<Vec<_>>().join(", ");
-    let bound = format!("one of {names} where {place}");
     Err(ConfigError::bound("feature_map", bound, config.feature_map.name()))
 }
 

@@ -143,7 +143,7 @@ def evaluate(model: Encoder, data: Sequences, batch: int, device: str) -> tuple[
 def configured(exp: Experiment, mixer: str) -> EncoderConfig:
     """The encoder of one mixer."""
     cfg = dataclasses.replace(exp.model, vocab_size=exp.data.vocab_size, classes=exp.data.classes, **MIXERS[mixer])
-    return dataclasses.replace(cfg, proj_dim=2 * exp.model.proj_dim) if cfg.feature_map in ("favor", "arc_cosine") else cfg
+    return dataclasses.replace(cfg, proj_dim=compare.vectors(cfg.feature_map, exp.model.proj_dim))
 
 
 def train_one(exp: Experiment, mixer: str, seed: int, train: Sequences, test: Sequences, device: str = "cpu") -> dict:

@@ -127,13 +127,17 @@ def notes(cfg: CompareRun) -> dict[str, str]:
     }
 
 
+def vectors(feature_map: str, proj_dim: int) -> int:
+    """The random vectors of a map for as many features as `proj_dim` vectors give with sine and cosine."""
+    return 2 * proj_dim if feature_map in ("favor", "arc_cosine") else proj_dim
+
+
 def configured(base: CompareRun, mixer: str, seed: int, threads: int) -> CompareRun:
     """The run of one mixer and seed."""
     changes = PLAIN | MIXERS[mixer]
     windows = {"context": base.train.segment, "window": base.compare.window}
     changes["sliding_window"] = windows.get(changes["sliding_window"])
-    wide = changes["feature_map"] in ("favor", "arc_cosine")
-    changes.setdefault("proj_dim", base.model.proj_dim * (2 if wide else 1))
+    changes.setdefault("proj_dim", vectors(changes["feature_map"], base.model.proj_dim))
     model = dataclasses.replace(base.model, **changes)
     pool = POOLS.get(mixer, base.train.pool) if model.proj_dim else 0
     own = {"carry_state": False, "pool": pool} | STATEFUL.get(mixer, {})

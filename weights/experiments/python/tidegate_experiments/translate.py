@@ -115,10 +115,10 @@ class Experiment:
 
     def configured(self, mixer: str) -> Seq2SeqConfig:
         """The model of one mixer; softmax sees the whole target, and arc-cosine has as many features as sine and cosine."""
-        changes = {"sliding_window": self.data.max_target if mixer == "softmax" else None} | MIXERS[mixer]
-        if changes.get("feature_map") == "arc_cosine":
-            changes["proj_dim"] = 2 * self.model.proj_dim
-        return dataclasses.replace(self.model, **changes)
+        own = MIXERS[mixer]
+        window = self.data.max_target if mixer == "softmax" else None
+        vectors = compare.vectors(own.get("feature_map", "gaussian"), self.model.proj_dim)
+        return dataclasses.replace(self.model, **{"sliding_window": window, "proj_dim": vectors} | own)
 
     def settings(self, data: Path) -> dict:
         """The settings that all runs of a report share, as plain JSON."""
@@ -186,7 +186,6 @@ class Run:
         self.optimizers = optim.build(self.model, exp.train)
         self.step, self.seconds, self.cpu_seconds = 0, 0.0, 0.0
         self.curve: list[list] = []  # [step, validation loss]
-        self.train_curve: list[list] = []  # [step, mean of the smoothed training losses since the last]
         self.recent: list[float] = []
         self.epoch: tuple[int, list[np.ndarray]] | None = None
         self.kept = {"model": dataclasses.asdict(self.cfg), "settings": exp.settings(data), "seed": seed}
@@ -195,7 +194,7 @@ class Run:
         if (out / "state.pt").exists():
             self.resume()
 
-    COUNTED = ("step", "seconds", "cpu_seconds", "curve", "train_curve", "recent")
+    COUNTED = ("step", "seconds", "cpu_seconds", "curve", "recent")
 
     def save(self) -> None:
         """Writes to a temporary name and renames, so that a kill leaves the last complete file."""
@@ -262,9 +261,8 @@ class Run:
             bar.update()
             if self.step % t.eval_every == 0 or self.step == t.steps:
                 self.curve.append([self.step, round(mean_loss(self.model, self.valid, t.batch_tokens), 4)])
-                self.train_curve.append([self.step, round(sum(self.recent) / len(self.recent), 4)])
-                self.recent = []
-                tqdm.write(f"{self.name}, step {self.step} of {t.steps}: training {self.train_curve[-1][1]} (smoothed), validation "
+                trained, self.recent = sum(self.recent) / len(self.recent), []
+                tqdm.write(f"{self.name}, step {self.step} of {t.steps}: training {trained:.4f} (smoothed), validation "
                            f"{self.curve[-1][1]} nats, {self.seconds / self.step:.3f} s a step, {self.cpu_seconds / self.step:.3f} s of processor")
             if self.step % t.save_every == 0 or self.step == last:
                 self.save()
@@ -296,7 +294,7 @@ def run_one(exp: Experiment, mixer: str, seed: int, data: Path, out: Path, comma
         "state_bytes_filled": filled(model.cfg, test), "bleu": round(score, 2), "bleu_signature": signature,
         "loss": round(mean_loss(model, test, exp.train.batch_tokens), 4), "valid_loss": run.curve[-1][1],
         "seconds": round(run.seconds, 1), "cpu_seconds": round(run.cpu_seconds, 1),
-        "decode_tokens_per_second": round(tokens / seconds, 1), "curve": run.curve, "train_curve": run.train_curve,
+        "decode_tokens_per_second": round(tokens / seconds, 1), "curve": run.curve,
         "machine": f"{compare.machine()}, threads used: {torch.get_num_threads()}", "command": command,
         "settings": exp.settings(data),
     }

@@ -178,23 +178,25 @@ fn pack_panel_of(rows: &[&[u8]], table: &[u8; 16], out: &mut [u8], escapes: &mut
                 step[PANEL + at] = columns[1][at] as u8;
                 step[COLUMNS * PANEL + at] = both[0][at] & 15 | both[1][at] << 4;
             }
-            for (column, (codes, numbers)) in (first + i * COLUMNS..).zip(both.iter().zip(columns)) {
+            for (column, (found, numbers)) in (first + i * COLUMNS..).zip(both.iter().zip(columns)) {
                 let mut any = 0;
-                for code in codes {
+                for code in found {
                     any |= code;
                 }
-                if any & ESCAPE == 0 {
-                    continue;
+                if any & ESCAPE != 0 {
+                    add_escapes(column, found, numbers, escapes);
                 }
-                let without = (0..PANEL).filter(|&at| codes[at] == ESCAPE);
-                let escape = |at: usize| {
-                    let (row, high) = (ROWS[at], (numbers[at] >> 8) as u8);
-                    Escape { column: column as u32, row, high }
-                };
-                escapes.extend(without.map(escape));
             }
         }
     }
+}
+
+/// Adds the escapes of a column.
+#[cold]
+fn add_escapes(column: usize, codes: &[u8; PANEL], numbers: &[u16; PANEL], escapes: &mut Vec<Escape>) {
+    let without = (0..PANEL).filter(|&at| codes[at] == ESCAPE);
+    let escape = |at: usize| Escape { column: column as u32, row: ROWS[at], high: (numbers[at] >> 8) as u8 };
+    escapes.extend(without.map(escape));
 }
 
 /// The code of each number's high byte, or [`ESCAPE`]. Comparing with each entry of the table takes a few instructions for
