@@ -4,7 +4,7 @@
 mod common;
 
 #[cfg(feature = "cuda-emulator")]
-mod emulated;
+mod on_cuda;
 mod http;
 #[path = "../../../model/tests/common/candle.rs"]
 mod published;

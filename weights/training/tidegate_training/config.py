@@ -11,7 +11,7 @@ from pathlib import Path
 ATTENTIONS = ("rfa", "softmax", "hybrid")
 OPTIMIZERS = ("adamw", "muon")
 DECAYS = ("cosine", "linear")
-PRECISIONS = ("auto", "f32", "bf16")
+PRECISIONS = ("auto", "f32", "tf32", "bf16")
 FEATURE_MAPS = ("gaussian", "arc_cosine", "elu", "favor")
 
 

@@ -2,7 +2,7 @@
 
 PyTorch has the same optimiser, but it multiplies in bf16, which CPUs without AMX may do at half the speed of f32 (an Intel Xeon:
 74 and 130 GFLOP/s on one core), and all processes of a run would repeat all of its work. Here each process orthogonalises its
-share of the matrices.
+share of the matrices, all of one shape at once: a GPU takes longer to be given small products than to compute them.
 """
 
 from __future__ import annotations
@@ -20,15 +20,17 @@ QUINTIC, STEPS = (3.4445, -4.7750, 2.0315), 5
 
 
 def orthogonalise(g: Tensor) -> Tensor:
-    """About U V^T for g = U S V^T. g: (rows, columns) -> the same shape and type."""
+    """About U V^T for each matrix g = U S V^T. g: (..., rows, columns) -> the same shape and type."""
     a, b, c = QUINTIC
-    x = g.bfloat16() if g.is_cuda else g.float()
-    x = x.T if g.shape[0] > g.shape[1] else x
-    x = x / x.norm().clamp_min(1e-7)  # the iteration needs singular values of at most 1
+    tall = g.shape[-2] > g.shape[-1]
+    x = g.flatten(0, -3) if g.ndim > 2 else g.unsqueeze(0)
+    x = x.bfloat16() if g.is_cuda else x.float()
+    x = x.mT if tall else x
+    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp_min(1e-7)  # the iteration needs singular values of at most 1
     for _ in range(STEPS):
-        s = x @ x.T
-        x = torch.addmm(x, torch.addmm(s, s, s, beta=b, alpha=c), x, beta=a)
-    return (x.T if g.shape[0] > g.shape[1] else x).to(g.dtype)
+        s = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(s, s, s, beta=b, alpha=c), x, beta=a)
+    return (x.mT if tall else x).reshape(g.shape).to(g.dtype)
 
 
 class Muon(torch.optim.Optimizer):
@@ -45,14 +47,20 @@ class Muon(torch.optim.Optimizer):
         p = self.processes
         for group in self.param_groups:
             params = [x for x in group["params"] if x.grad is not None]
-            updates = []
+            updates, mine = [], {}
             for i, x in enumerate(params):
                 if not self.state[x]:
                     self.state[x]["momentum_buffer"] = torch.zeros_like(x)
                 m = self.state[x]["momentum_buffer"]
                 m.lerp_(x.grad, 1 - group["momentum"])
-                mine = i % p.size == p.rank
-                updates.append(orthogonalise(x.grad.lerp(m, group["momentum"])) if mine else torch.zeros_like(x))
+                updates.append(torch.zeros_like(x))
+                if i % p.size == p.rank:
+                    mine.setdefault(x.shape, []).append(i)
+            for members in mine.values():
+                together = torch.stack([params[i].grad.lerp(self.state[params[i]]["momentum_buffer"], group["momentum"])
+                                        for i in members])
+                for i, update in zip(members, orthogonalise(together)):
+                    updates[i] = update
             p.add(updates)  # of each update, all processes but one have zeros
             for x, update in zip(params, updates):
                 x.mul_(1 - group["lr"] * group["weight_decay"])

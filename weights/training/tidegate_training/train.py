@@ -79,6 +79,8 @@ class Trainer:
         self.first_loss: float | None = None
         self.forward = torch.compile(self.model) if cfg.train.compile else self.model
         t = cfg.train
+        if t.precision == "tf32":
+            torch.set_float32_matmul_precision("high")
         self.bf16 = t.precision == "bf16" or (t.precision == "auto" and device.startswith("cuda"))
         if t.pool:
             # The pool is drawn once per run; each forward pass takes one draw per layer and head.

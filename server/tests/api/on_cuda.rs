@@ -1,5 +1,6 @@
-//! The server on CUDA, its kernels on the emulator: texts, batches and sessions hold what they hold on the CPU, and a
-//! conversation moves from one to the other. `cargo test --workspace --features tidegate-server/cuda-emulator --test api emulated`.
+//! The server on CUDA, its kernels on the emulator or on the GPU that TIDEGATE_TEST_DEVICE names: texts, batches and
+//! sessions hold what they hold on the CPU, and a conversation moves from one to the other. `cargo test --workspace
+//! --features tidegate-server/cuda-emulator --test api on_cuda`.
 
 use crate::common::checkpoint;
 use crate::common::random::written_about;
@@ -13,6 +14,11 @@ use tidegate_server::checkpoint::{DeviceChoice, OpenError, OpenOptions, open, op
 use tidegate_server::session::Location;
 
 const TEXT: &str = "The old house by the sea";
+
+/// The emulator, or the GPU that TIDEGATE_TEST_DEVICE names (`cuda:0`).
+fn gpu() -> DeviceChoice {
+    std::env::var("TIDEGATE_TEST_DEVICE").map_or(DeviceChoice::Emulator, |name| name.parse().expect("cuda:N"))
+}
 
 async fn app(device: DeviceChoice, state: StateType) -> App {
     app_on(&checkpoint(), OpenOptions { device, state, slots: 6, ..OpenOptions::default() }, Location::Memory).await
@@ -29,7 +35,7 @@ async fn said(app: &App, text: &str, more: Value) -> Vec<u64> {
 #[tokio::test]
 async fn a_text_is_the_same_alone_in_a_batch_and_in_turns() {
     for state in [StateType::F32, StateType::Bf16] {
-        let app = app(DeviceChoice::Emulator, state).await;
+        let app = app(gpu(), state).await;
         let tokens = |count: usize| json!({"max_tokens": count});
         let alone = said(&app, TEXT, tokens(9)).await;
         let others = ["Once upon a time", TEXT, "It was", TEXT, "A"];
@@ -45,7 +51,7 @@ async fn a_text_is_the_same_alone_in_a_batch_and_in_turns() {
 
 #[tokio::test]
 async fn sampling_on_the_device_equals_sampling_from_logits() {
-    let app = app(DeviceChoice::Emulator, StateType::F32).await;
+    let app = app(gpu(), StateType::F32).await;
     let ways = [
         json!({"temperature": 0.0, "frequency_penalty": 1.0}),
         json!({"top_p": 0.9, "logit_bias": {"5": 3.0, "17": -100}, "min_p": 0.01}),
@@ -72,7 +78,7 @@ async fn sampling_on_the_device_equals_sampling_from_logits() {
 
 #[tokio::test]
 async fn conversations_with_concurrent_transfers_give_the_same_texts_as_alone() {
-    let app = app(DeviceChoice::Emulator, StateType::F32).await;
+    let app = app(gpu(), StateType::F32).await;
     let turn =
         |id: &Value, count: usize| json!({"max_tokens": count, "session": id, "seed": null, "stop": ["the", ". "]});
     let mut alone = Vec::new();
@@ -99,7 +105,11 @@ async fn conversations_with_concurrent_transfers_give_the_same_texts_as_alone() 
 fn the_served_model_samples_where_its_logits_are() {
     let text = std::fs::read_to_string(checkpoint().join("config.json")).unwrap();
     let config = DecoderConfig::from_json(&text).unwrap();
-    let (vocab, device) = (config.vocab_size, CudaDevice::emulated());
+    let vocab = config.vocab_size;
+    let device = match gpu() {
+        DeviceChoice::Cuda(ordinal) => CudaDevice::open(ordinal).unwrap(),
+        _ => CudaDevice::emulated(),
+    };
     let decoder = CudaDecoder::random(config, WeightType::F32, 1, &device).unwrap();
     let pool = decoder.new_pool(2, StateType::F32).unwrap();
     let mut model = ModelRunner::new(decoder, pool);
@@ -119,12 +129,12 @@ fn the_served_model_samples_where_its_logits_are() {
 #[tokio::test]
 async fn a_conversation_moves_between_the_devices() {
     for state in [StateType::F32, StateType::Bf16] {
-        let (cpu, gpu) = (app(DeviceChoice::Cpu, state).await, app(DeviceChoice::Emulator, state).await);
+        let (cpu, other) = (app(DeviceChoice::Cpu, state).await, app(gpu(), state).await);
         let snapshot = |id: &Value| format!("/v1/sessions/{}/snapshot", id.as_str().unwrap());
         let mut held = session(&cpu, json!({"seed": 3})).await;
         let turn = |id: &Value| json!({"max_tokens": 4, "session": id, "seed": null});
         said(&cpu, TEXT, turn(&held["id"])).await;
-        for (from, to) in [(&cpu, &gpu), (&gpu, &cpu)] {
+        for (from, to) in [(&cpu, &other), (&other, &cpu)] {
             let bytes = from.get(&snapshot(&held["id"])).await.body;
             let moved = to.upload(bytes.clone()).await;
             assert_eq!(moved.status, StatusCode::CREATED, "{}", moved.text());
@@ -139,36 +149,36 @@ async fn a_conversation_moves_between_the_devices() {
 #[tokio::test]
 async fn the_device_is_reported_and_a_mixer_without_kernels_is_refused_by_name() {
     let of = |device| open(&checkpoint(), &OpenOptions { device, slots: 1, ..OpenOptions::default() }).unwrap().0;
-    let (cpu, gpu) = (of(DeviceChoice::Cpu), of(DeviceChoice::Emulator));
-    assert!(gpu.device.contains("emulator"), "{}", gpu.device);
-    assert_ne!(cpu.fingerprint, gpu.fingerprint, "another device gives other texts");
+    let (cpu, on_gpu) = (of(DeviceChoice::Cpu), of(gpu()));
+    assert_ne!(on_gpu.device, "cpu");
+    assert_ne!(cpu.fingerprint, on_gpu.fingerprint, "another device gives other texts");
     let folder = written_about(0.0, &json!({"attention": "softmax", "sliding_window": 8}));
-    let options = OpenOptions { device: DeviceChoice::Emulator, ..OpenOptions::default() };
+    let options = OpenOptions { device: gpu(), ..OpenOptions::default() };
     let error = open(folder.path(), &options).err().unwrap();
     assert!(matches!(error, OpenError::Device(_)), "{error}");
     assert!(error.to_string().contains("softmax"), "{error}");
     // If any device is accepted, the CPU is used; an invalid file is refused on every device.
-    let (any, gpu) = (OpenOptions::default(), DeviceChoice::Emulator.open().unwrap());
+    let (any, opened) = (OpenOptions::default(), gpu().open().unwrap());
     assert_eq!(any.device, DeviceChoice::Auto);
-    assert_eq!(open_on(folder.path(), &gpu, &any).unwrap().0.device, "cpu");
+    assert_eq!(open_on(folder.path(), &opened, &any).unwrap().0.device, "cpu");
     std::fs::remove_file(folder.path().join("model.safetensors")).unwrap();
-    assert!(matches!(open_on(folder.path(), &gpu, &any), Err(OpenError::Load(_))));
+    assert!(matches!(open_on(folder.path(), &opened, &any), Err(OpenError::Load(_))));
 }
 
 #[tokio::test]
 async fn the_number_of_slots_follows_the_memory_and_too_many_are_refused() {
     let folder = written_about(0.0, &json!({}));
-    let of = |slots| OpenOptions { device: DeviceChoice::Emulator, slots, ..OpenOptions::default() };
+    let of = |slots| OpenOptions { device: gpu(), slots, ..OpenOptions::default() };
     assert_eq!(open(folder.path(), &of(0)).unwrap().0.engine.slots(), 1 << 14);
     // On the device, a state in half precision takes less; the reported size is that on the device.
     let bytes = |device, state| {
         let options = OpenOptions { device, state, slots: 1, ..OpenOptions::default() };
         open(folder.path(), &options).unwrap().0.engine.stats().slot_bytes
     };
-    for device in [DeviceChoice::Cpu, DeviceChoice::Emulator] {
+    for device in [DeviceChoice::Cpu, gpu()] {
         assert!(bytes(device, StateType::Bf16) < bytes(device, StateType::F32), "{device:?}");
     }
-    assert!(bytes(DeviceChoice::Emulator, StateType::F32) >= bytes(DeviceChoice::Cpu, StateType::F32));
+    assert!(bytes(gpu(), StateType::F32) >= bytes(DeviceChoice::Cpu, StateType::F32));
     let error = open(folder.path(), &of(1 << 28)).err().unwrap();
     assert!(matches!(error, OpenError::Device(_)), "{error}");
     assert!(error.to_string().contains("free"), "{error}");
