@@ -19,13 +19,17 @@ fn main() {
         println!("cargo::rerun-if-env-changed={name}");
     }
     if let Some(nvcc) = nvcc() {
-        let ptx = out.join("kernels.ptx");
-        let mut command = Command::new(&nvcc);
-        // The oldest that the kernels run on: the driver makes machine code of it for its own device.
-        // Fused only where the source says so: kernels that must give the same bits are not left to the compiler's choice.
-        command.args(["-std=c++17", "-fmad=false", "-arch=compute_80", "-ptx", "-o"]).args([&ptx, &source]);
-        let status = command.status().unwrap_or_else(|error| panic!("{}: {error}", nvcc.display()));
-        assert!(status.success(), "{} did not compile the kernels", nvcc.display());
+        // The oldest that the kernels run on, and the oldest that lets a kernel start before the last one has ended: the
+        // driver makes machine code of them for its own device.
+        for architecture in ["80", "90"] {
+            let ptx = out.join(format!("kernels-{architecture}.ptx"));
+            let mut command = Command::new(&nvcc);
+            // Fused only where the source says so: kernels that must give the same bits are not left to the compiler's choice.
+            command.args(["-std=c++17", "-fmad=false", "-ptx", "-o"]).args([&ptx, &source]);
+            command.arg(format!("-arch=compute_{architecture}"));
+            let status = command.status().unwrap_or_else(|error| panic!("{}: {error}", nvcc.display()));
+            assert!(status.success(), "{} did not compile the kernels", nvcc.display());
+        }
         println!("cargo::rustc-cfg=tidegate_ptx");
     }
     #[cfg(feature = "cuda-emulator")]

@@ -328,6 +328,7 @@ extern "C" __global__ void __launch_bounds__(CHOOSE_THREADS, 1)
     SHARED(unsigned, count, 1);
     SHARED(Candidates, narrowed, 1);
     const ChooseRoom room = {buckets, keys, weights, totals, found, count};
+    begin();
     const Choice &how = choices[blockIdx.x]; // read at each use: a copy would take sixteen registers
     if (how.kind == CHOOSE_NOT) return;
     float *row = logits + static_cast<size_t>(blockIdx.x) * vocab;

@@ -28,10 +28,30 @@ __device__ __forceinline__ void cp_async16(void *shared, const void *global) {
     unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
 }
+// The same if `there`, else writes zeros; `global` must be an address all the same.
+__device__ __forceinline__ void cp_async16_if(bool there, void *shared, const void *global) {
+    unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(shared)), bytes = there ? 16 : 0;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(bytes) : "memory");
+}
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Waits until at most N groups are pending.
 template <int N> __device__ __forceinline__ void cp_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+// From compute capability 9.0 on, a kernel starts while the one before it still runs: `start_next` lets the next one start
+// once all blocks of this one have, `await_inputs` waits until the one before has ended and all it wrote can be read. Every
+// thread of every kernel calls both, so the kernels before that one have ended too. What no kernel writes, which is the
+// weights, may be read earlier.
+__device__ __forceinline__ void start_next() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void await_inputs() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
 }
 
 // Weights are read once per step, so they need no place in the L1 cache.

@@ -2,4 +2,5 @@
 #include "choose.cuh"
 #include "linear.cuh"
 #include "recurrence.cuh"
+#include "scan.cuh"
 #include "rows.cuh"

@@ -90,3 +90,9 @@ __device__ __forceinline__ float lane_sum(float v, int width) {
     for (int step = 1; step < width; step *= 2) v += __shfl_xor_sync(0xffffffffu, v, step);
     return v;
 }
+
+// The beginning of a kernel that reads no weights first.
+__device__ __forceinline__ void begin() {
+    start_next();
+    await_inputs();
+}

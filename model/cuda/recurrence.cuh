@@ -85,6 +85,7 @@ __device__ __forceinline__ void features_of(const Recurrence &of, unsigned head,
 // Features of all tokens of a prompt. grid: (heads, rows time / 8), 128 threads, 16 d numbers of shared memory.
 extern "C" __global__ void __launch_bounds__(128) features(Recurrence of, unsigned tokens) {
     DYNAMIC_SHARED(memory);
+    begin();
     const unsigned head = blockIdx.x, first = blockIdx.y * FEATURE_TOKENS, inner = of.heads * of.d;
     const float *x = of.qkv + static_cast<size_t>(first) * 3 * inner + head * of.d;
     const size_t between = static_cast<size_t>(of.heads) * 2 * of.features;
@@ -138,26 +139,74 @@ template <class P, int N> struct __align__(sizeof(P) * N > 16 ? 16 : sizeof(P) *
     P pairs[N];
 };
 
-// A thread's inputs from one token.
-template <int R, int C> struct Token {
-    float q[R], k[R], v[C], keep, take;
-};
+// token: counted over all rows. Two sigmoids, not 1 - g: near g = 1 the difference would lose all its bits.
+__device__ __forceinline__ void open_gate(const Recurrence &of, size_t token, unsigned head, float &keep, float &take) {
+    const float logit = of.gate ? of.gate[token * of.heads + head] : 0.0f;
+    keep = of.gate ? sigmoid(logit) : 1.0f;
+    take = of.gate ? sigmoid(-logit) : 1.0f;
+}
 
-// grid: (heads, rows, columns of blocks); 16 threads for every C columns, in whole warps: see
-// model/src/cuda/recurrence.rs. ONE: one token. FUSED: its features are computed here, in 2 (d + F) numbers of shared memory.
-template <class S, int R, int C, bool ONE, bool FUSED> __device__ __forceinline__ void advance(const Recurrence &of) {
+// One token for R rows of C columns. w: take k. read: the readout, which uses S before it is rounded. The first number of
+// column i is that of pair first + i between of S.
+template <class S, int R, int C>
+__device__ __forceinline__ void update(float (&state)[R][C], const float (&q)[R], const float (&w)[R],
+                                       const float (&v)[C], float keep, unsigned noise, unsigned first,
+                                       unsigned between, float (&read)[C]) {
+#pragma unroll
+    for (int i = 0; i < C; i++) read[i] = 0.0f;
+#pragma unroll
+    for (int r = 0; r < R; r++)
+#pragma unroll
+        for (int i = 0; i < C; i++) {
+            state[r][i] = fmaf(w[r], v[i], keep * state[r][i]);
+            read[i] = fmaf(q[r], state[r][i], read[i]);
+        }
+#pragma unroll
+    for (int i = 0; i < C; i++)
+#pragma unroll
+        for (int r = 0; r < R; r += 2) S::round(state[r][i], state[r + 1][i], noise, first + i * between + r / 2);
+}
+
+// What a token's sums of S are multiplied by.
+__device__ __forceinline__ float scale_of(const Recurrence &of, float denominator, float c, bool counts) {
+    // A gate so near 1 that nothing was ever added leaves 0 / 0, or a subnormal whose reciprocal overflows.
+    const float least = of.eps * c, floor = least > 1.17549435e-38f ? least : 1.17549435e-38f;
+    if (denominator < floor && counts) atomicAdd(of.clamped, 1ull);
+    return 1.0f / (denominator < floor ? floor : denominator);
+}
+
+template <class S, int R, int C>
+__device__ __forceinline__ void take_column(float (&state)[R][C], int i, const Pieces<typename S::Pair, R / 2> &from) {
+#pragma unroll
+    for (int r = 0; r < R; r += 2) {
+        const float2 pair = S::widen(from.pairs[r / 2]);
+        state[r][i] = pair.x;
+        state[r + 1][i] = pair.y;
+    }
+}
+template <class S, int R, int C>
+__device__ __forceinline__ Pieces<typename S::Pair, R / 2> column_of(const float (&state)[R][C], int i) {
+    Pieces<typename S::Pair, R / 2> to;
+#pragma unroll
+    for (int r = 0; r < R; r += 2) to.pairs[r / 2] = S::narrow(make_float2(state[r][i], state[r + 1][i]));
+    return to;
+}
+
+// One token of each row. grid: (heads, rows); 16 threads for every C columns, in whole warps: see
+// model/src/cuda/recurrence.rs. FUSED: its features are computed here, in 2 (d + F) numbers of shared memory.
+template <class S, int R, int C, bool FUSED> __device__ __forceinline__ void advance(const Recurrence &of) {
     DYNAMIC_SHARED(memory);
     const unsigned head = blockIdx.x, row = blockIdx.y, slot = of.slots[row];
     if (slot == 0xffffffffu) return;
     const unsigned d = of.d, features = of.features, inner = of.heads * d;
-    const unsigned ty = threadIdx.x % 16, column = (blockIdx.z * (blockDim.x / 16) + threadIdx.x / 16) * C;
+    const unsigned ty = threadIdx.x % 16, column = threadIdx.x / 16 * C;
     const unsigned first = ty * R, rows = first >= features ? 0 : (features - first < R ? features - first : R);
     const bool there = column < d;
     typedef Pieces<typename S::Pair, R / 2> Own;
     // In pieces; a column has sixteen.
     Own *s = static_cast<Own *>(of.s) + slot * of.s_stride / R + (static_cast<size_t>(head) * d + column) * 16 + ty;
     float *sums = of.sums + slot * of.sums_stride + static_cast<size_t>(head) * (features + 1);
-    const float *x = of.qkv + static_cast<size_t>(row) * of.time * 3 * inner + head * d;
+    const float *x = of.qkv + static_cast<size_t>(row) * 3 * inner + head * d;
 
     // Loads the state first, so that the features are computed meanwhile.
     Own held[C];
@@ -175,105 +224,54 @@ template <class S, int R, int C, bool ONE, bool FUSED> __device__ __forceinline_
         __syncthreads();
         phi = made;
     } else {
-        phi = of.phi + (static_cast<size_t>(row) * of.time * of.heads + head) * 2 * features;
+        phi = of.phi + (static_cast<size_t>(row) * of.heads + head) * 2 * features;
     }
-    const size_t between = static_cast<size_t>(of.heads) * 2 * features;
-
-    const unsigned time = ONE ? 1 : of.time;
-    Token<R, C> next;
-    const auto load = [&](unsigned at) {
-        const float *queries = phi + at * between + first, *keys = queries + features;
-        const float *v = x + static_cast<size_t>(at) * 3 * inner + 2 * inner + column;
+    float q[R], k[R], v[C], keep, take, denominator = 0.0f, state[R][C], read[C];
 #pragma unroll
-        for (int r = 0; r < R; r++) {
-            const bool own = static_cast<unsigned>(r) < rows;
-            next.q[r] = own ? queries[r] : 0.0f;
-            next.k[r] = own ? keys[r] : 0.0f;
-        }
-#pragma unroll
-        for (int i = 0; i < C; i++) next.v[i] = there ? v[i] : 0.0f;
-        next.keep = next.take = 1.0f;
-        if (of.gate) {
-            const float logit = of.gate[(static_cast<size_t>(row) * of.time + at) * of.heads + head];
-            // Two sigmoids, not 1 - g: near g = 1 the difference would lose all its bits.
-            next.keep = sigmoid(logit);
-            next.take = sigmoid(-logit);
-        }
-    };
-
-    float state[R][C];
-#pragma unroll
-    for (int i = 0; i < C; i++)
-#pragma unroll
-        for (int r = 0; r < R; r += 2) {
-            const float2 pair = S::widen(held[i].pairs[r / 2]);
-            state[r][i] = pair.x;
-            state[r + 1][i] = pair.y;
-        }
-    load(0);
-    for (unsigned at = 0; at < time; at++) {
-        const Token<R, C> token = next;
-        // Loads the next token's numbers while this one's are used.
-        if (!ONE && at + 1 < time) load(at + 1);
-        const unsigned noise = noise_of(of.places[row] + at, of.layer * of.heads + head);
-        float read[C], denominator = 0.0f;
-#pragma unroll
-        for (int i = 0; i < C; i++) read[i] = 0.0f;
-#pragma unroll
-        for (int r = 0; r < R; r++) {
-            const float weight = token.take * token.k[r];
-#pragma unroll
-            for (int i = 0; i < C; i++) {
-                state[r][i] = fmaf(weight, token.v[i], token.keep * state[r][i]);
-                read[i] = fmaf(token.q[r], state[r][i], read[i]);
-            }
-            z[r] = fmaf(token.take, token.k[r], token.keep * z[r]);
-            denominator = fmaf(token.q[r], z[r], denominator);
-        }
-        // The readout uses S before it is rounded.
-#pragma unroll
-        for (int i = 0; i < C; i++)
-#pragma unroll
-            for (int r = 0; r < R; r += 2)
-                S::round(state[r][i], state[r + 1][i], noise, ((column + i) * 16 * R + first + r) / 2);
-        denominator = lane_sum(denominator, 16);
-        c = fmaf(token.keep, c, token.take);
-        // A gate so near 1 that nothing was ever added leaves 0 / 0, or a subnormal whose reciprocal overflows.
-        const float least = of.eps * c, floor = least > 1.17549435e-38f ? least : 1.17549435e-38f;
-        if (denominator < floor && column == 0 && ty == 0) atomicAdd(of.clamped, 1ull);
-        const float scale = 1.0f / (denominator < floor ? floor : denominator);
-        const size_t to = (static_cast<size_t>(row) * of.time + at) * of.out_stride + head * d + column;
-#pragma unroll
-        for (int i = 0; i < C; i++) {
-            const float sum = lane_sum(read[i], 16);
-            if (ty == static_cast<unsigned>(i) && there) store_as(of.out, to + i, of.out_kind, sum * scale);
-        }
+    for (int r = 0; r < R; r++) {
+        const bool own = static_cast<unsigned>(r) < rows;
+        q[r] = own ? phi[first + r] : 0.0f;
+        k[r] = own ? phi[features + first + r] : 0.0f;
     }
-    // Blocks of other columns may not have read them yet.
-    float *after = of.sums_after ? of.sums_after + static_cast<size_t>(head) * (features + 1) : sums;
 #pragma unroll
-    for (int r = 0; r < R; r++)
-        if (column == 0 && static_cast<unsigned>(r) < rows) after[first + r] = z[r];
+    for (int i = 0; i < C; i++) v[i] = there ? x[2 * inner + column + i] : 0.0f;
+    open_gate(of, row, head, keep, take);
+    const unsigned noise = noise_of(of.places[row], of.layer * of.heads + head);
+#pragma unroll
+    for (int i = 0; i < C; i++) take_column<S>(state, i, held[i]);
+#pragma unroll
+    for (int r = 0; r < R; r++) {
+        z[r] = fmaf(take, k[r], keep * z[r]);
+        denominator = fmaf(q[r], z[r], denominator);
+        k[r] = take * k[r];
+    }
+    update<S>(state, q, k, v, keep, noise, (column * 16 * R + first) / 2, 8 * R, read);
+    c = fmaf(keep, c, take);
+    const float scale = scale_of(of, lane_sum(denominator, 16), c, threadIdx.x == 0);
+    const size_t to = static_cast<size_t>(row) * of.out_stride + head * d + column;
 #pragma unroll
     for (int i = 0; i < C; i++) {
-        Own own;
-#pragma unroll
-        for (int r = 0; r < R; r += 2) own.pairs[r / 2] = S::narrow(make_float2(state[r][i], state[r + 1][i]));
-        if (there) s[i * 16] = own;
+        const float sum = lane_sum(read[i], 16);
+        if (ty == static_cast<unsigned>(i) && there) store_as(of.out, to + i, of.out_kind, sum * scale);
     }
-    if (column == 0 && ty == 0) after[features] = c;
+#pragma unroll
+    for (int r = 0; r < R; r++)
+        if (column == 0 && static_cast<unsigned>(r) < rows) sums[first + r] = z[r];
+#pragma unroll
+    for (int i = 0; i < C; i++)
+        if (there) s[i * 16] = column_of<S>(state, i);
+    if (threadIdx.x == 0) sums[features] = c;
 }
 
 // A step computes its features itself; `row` gets them from a kernel that reads a head's W once for eight rows.
 #define TIDEGATE_RECURRENCE(S, name, R, C)                                                                         \
     extern "C" __global__ void __launch_bounds__(256, 1) recurrence_##name##_##R##_step(Recurrence of) {           \
-        advance<S, R, C, true, true>(of);                                                                          \
+        begin();                                                                                                   \
+        advance<S, R, C, true>(of);                                                                                \
     }                                                                                                              \
     extern "C" __global__ void __launch_bounds__(256, 1) recurrence_##name##_##R##_row(Recurrence of) {            \
-        advance<S, R, C, true, false>(of);                                                                         \
-    }                                                                                                              \
-    extern "C" __global__ void __launch_bounds__(128, 1) recurrence_##name##_##R##_scan(Recurrence of) {           \
-        advance<S, R, 2, false, false>(of);                                                                        \
+        begin();                                                                                                   \
+        advance<S, R, C, false>(of);                                                                               \
     }
 TIDEGATE_RECURRENCE(StateF32, f32, 2, 8)
 TIDEGATE_RECURRENCE(StateF32, f32, 4, 8)

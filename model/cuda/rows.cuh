@@ -13,6 +13,7 @@ template <class T> __device__ __forceinline__ float packed_at(const void *table,
 }
 
 extern "C" __global__ void embed(const void *table, const unsigned *ids, float *x, unsigned hidden, unsigned kind) {
+    begin();
     const unsigned id = ids[blockIdx.x], tiles = (hidden + 31) / 32;
     float *to = x + static_cast<size_t>(blockIdx.x) * hidden;
     for (unsigned i = threadIdx.x; i < hidden; i += blockDim.x) {
@@ -38,6 +39,7 @@ extern "C" __global__ void __launch_bounds__(256)
     rms_norm(const float *x, const float *weight, void *y, float *plain, unsigned dim, unsigned stride, float eps,
              unsigned kind) {
     SHARED(float, room, 8);
+    begin();
     const float *from = x + static_cast<size_t>(blockIdx.x) * dim;
     float squares = 0.0f;
     for (unsigned i = threadIdx.x; i < dim; i += 256) squares = fmaf(from[i], from[i], squares);
@@ -54,6 +56,7 @@ extern "C" __global__ void __launch_bounds__(256)
 // grid: (heads, rows), 32 threads.
 extern "C" __global__ void __launch_bounds__(32)
     head_norm(const float *x, const float *weight, void *y, unsigned d, unsigned y_stride, float eps, unsigned kind) {
+    begin();
     const unsigned heads = gridDim.x, head = blockIdx.x, row = blockIdx.y;
     const float *from = x + (static_cast<size_t>(row) * heads + head) * d;
     float squares = 0.0f;
@@ -69,6 +72,7 @@ extern "C" __global__ void __launch_bounds__(32)
 extern "C" __global__ void __launch_bounds__(256)
     conv_silu(const float *x, const float *weight, float *tails, const unsigned *slots, float *y, unsigned channels,
               unsigned taps, unsigned time, size_t tail_stride) {
+    begin();
     const unsigned channel = blockIdx.x * 256 + threadIdx.x, slot = slots[blockIdx.y];
     if (channel >= channels || slot == 0xffffffffu) return;
     float *tail = tails + slot * tail_stride + channel;
@@ -97,6 +101,7 @@ extern "C" __global__ void __launch_bounds__(256)
 // Rotates the halves of every head of q and k. qkv: (rows, 3 heads d); angles: cosine and sine (rows, d / 2, 2).
 // grid: (rows), any number of threads.
 extern "C" __global__ void rotate(float *qkv, const float *angles, unsigned heads, unsigned d) {
+    begin();
     const unsigned half = d / 2;
     float *row = qkv + static_cast<size_t>(blockIdx.x) * 3 * heads * d;
     const float *turn = angles + static_cast<size_t>(blockIdx.x) * d;

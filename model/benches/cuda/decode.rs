@@ -184,7 +184,7 @@ fn moved(kernel: &Kernel, state: usize) -> Option<(usize, usize)> {
     if kernel.name.starts_with("recurrence_") {
         return Some((state, state / 2));
     }
-    let width = if kernel.name == "linear_f32" { 4 } else { 2 };
+    let width = if kernel.name.starts_with("linear_f32") { 4 } else { 2 };
     let weights = |[_, ins, outs]: [usize; 3]| kernel.times * ins * outs * width;
     kernel.product.map(|product| (weights(product), weights(product)))
 }

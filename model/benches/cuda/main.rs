@@ -35,7 +35,7 @@ use subject::Subject;
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 const USAGE: &str =
-    "measure [--device N | --emulated] [--checkpoint FOLDER] [--softmax FILE] [--seconds N] [--only PARTS]
+    "measure [--device N | --emulated] [--shape 1.3b|125m] [--checkpoint FOLDER] [--softmax FILE] [--seconds N] [--only PARTS]
 open [--device N]
 table FILE --out FOLDER [--date YYYY-MM-DD]
 PARTS: some of decode,kernels,prefill,sessions,beside, with commas; all where it is absent.
@@ -47,6 +47,7 @@ struct Args {
     words: Vec<String>,
     device: usize,
     emulated: bool,
+    shape: Option<String>,
     checkpoint: Option<PathBuf>,
     softmax: Option<PathBuf>,
     seconds: Option<f64>,
@@ -65,6 +66,7 @@ impl Args {
                 "--bench" => {} // cargo adds it
                 "--emulated" => args.emulated = true,
                 "--device" => args.device = value()?.parse()?,
+                "--shape" => args.shape = Some(value()?),
                 "--checkpoint" => args.checkpoint = Some(value()?.into()),
                 "--softmax" => args.softmax = Some(value()?.into()),
                 "--seconds" => args.seconds = Some(value()?.parse()?),
@@ -152,7 +154,7 @@ fn bandwidth(device: &CudaDevice, subject: &Subject, budget: &Budget) -> Result<
 fn measure(args: &Args) -> Result<()> {
     let budget = Budget::new(args.seconds, if args.emulated { 0.0 } else { 0.06 });
     // PyTorch starts while the random weights are made.
-    let subject = Subject::new(args.emulated)?;
+    let subject = Subject::new(args.shape.as_deref().unwrap_or("1.3b"), args.emulated)?;
     let mut child = match &args.softmax {
         Some(file) if args.wants("beside") => match beside::Child::start(file, &subject) {
             Ok(child) => Some(child),

@@ -129,7 +129,7 @@ on_device() {
     [ "${TIDEGATE_EMULATED:-}" = 1 ] && return 0
     [ "$opened" = 0 ] || return 1
     if [ -z "${failed_without[$1]:-}" ]; then
-        TIDEGATE_TEST_DEVICE=cuda:1000 timeout -k 5 30 "$1" --test-threads=1 half_weights_are swiglu >/dev/null 2>&1
+        TIDEGATE_TEST_DEVICE=cuda:1000 timeout -k 5 30 "$1" --test-threads=1 sixteen_bit_weights_agree swiglu >/dev/null 2>&1
         failed_without[$1]=$?
     fi
     [ "${failed_without[$1]}" = 101 ]
@@ -228,9 +228,9 @@ sanitizer() {
         noted "$tool" "$(outcome $code)" $((SECONDS - start)) "$note"
     fi
 }
-sanitizer memcheck 70 logits_and_states_are half_weights_are products_of_few
-sanitizer racecheck 70 logits_and_states_are half_weights_are
-sanitizer synccheck 30 logits_and_states_are half_weights_are
+sanitizer memcheck 70 logits_and_states_agree sixteen_bit_weights_agree products_of_few
+sanitizer racecheck 70 logits_and_states_agree sixteen_bit_weights_agree
+sanitizer synccheck 30 logits_and_states_agree sixteen_bit_weights_agree
 
 # What the hardware counts of one launch of each kernel and grid, where that is asked for: TIDEGATE_NCU=1.
 if [ "${TIDEGATE_NCU:-}" = 1 ]; then

@@ -1,4 +1,4 @@
-//! What is measured: a decoder of 1.3 billion weights, or one small enough for the emulator.
+//! What is measured: a decoder of 1.3 billion or of 125 million weights, or one small enough for the emulator.
 
 use serde_json::{Value, json};
 use tidegate_model::DecoderConfig;
@@ -26,7 +26,8 @@ pub(super) struct Subject {
 }
 
 impl Subject {
-    pub(super) fn new(emulated: bool) -> Result<Self> {
+    /// shape: 1.3b or 125m
+    pub(super) fn new(shape: &str, emulated: bool) -> Result<Self> {
         let config = |layers: usize, hidden: usize, heads: usize, intermediate: usize, vocab: usize| {
             // As in `tidegate bench --shape`: the embedding is tied to the head.
             let config = json!({"model_type": "rfa_gate", "vocab_size": vocab, "hidden_size": hidden,
@@ -48,9 +49,14 @@ impl Subject {
                 rounds: 2,
             }
         } else {
+            let (name, config) = match shape {
+                "1.3b" => ("1.3b", config(24, 2048, 32, 5504, 32_000)?),
+                "125m" => ("125m", config(12, 768, 12, 2048, 32_000)?),
+                other => return Err(format!("--shape: must be 1.3b or 125m, found {other}").into()),
+            };
             Self {
-                name: "1.3b",
-                config: config(24, 2048, 32, 5504, 32_000)?,
+                name,
+                config,
                 batches: &[1, 4, 16, 64, 256],
                 taken_apart: &[1, 16, 256],
                 prompt: (8192, 1024),

@@ -145,6 +145,13 @@ inline unsigned long long atomicAdd(unsigned long long *at, unsigned long long v
 inline void cp_async16(void *shared, const void *global, TIDEGATE_SITE) {
     emulator::copy_later(shared, global, {file, line});
 }
+inline void cp_async16_if(bool there, void *shared, const void *global, TIDEGATE_SITE) {
+    static const uint4 zeros = {0, 0, 0, 0};
+    emulator::copy_later(shared, there ? global : &zeros, {file, line});
+}
+// The emulator runs one kernel after the other.
+inline void start_next() {}
+inline void await_inputs() {}
 inline void cp_async_commit() { emulator::copy_commit(); }
 template <int N> void cp_async_wait() { emulator::copy_wait(N); }
 

@@ -17,7 +17,7 @@
 #define KERNELS(KERNEL)                                                                                                \
     KERNEL(choose) KERNEL(embed) KERNEL(rms_norm) KERNEL(conv_silu) KERNEL(head_norm) KERNEL(rotate)                   \
     KERNEL(features)                                                                                                   \
-    WITH_ROWS(KERNEL, linear_bf16) WITH_ROWS(KERNEL, linear_f16) KERNEL(linear_f32)                                    \
+    WITH_ROWS(KERNEL, linear_bf16) WITH_ROWS(KERNEL, linear_f16) KERNEL(linear_f32_1) KERNEL(linear_f32_4)                                     \
     WITH_DIMS(KERNEL, recurrence_f32) WITH_DIMS(KERNEL, recurrence_bf16)
 #endif
 

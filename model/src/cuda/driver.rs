@@ -16,6 +16,8 @@ use crate::cuda_error::CudaError;
 
 /// The oldest architecture that runs the kernels: 8.0, for bf16 on tensor cores and asynchronous copies.
 const MIN_MAJOR: i32 = 8;
+/// The oldest where a kernel may start before the one before it has ended.
+const CHAINED_MAJOR: i32 = 9;
 
 #[derive(Debug)]
 struct Driver {
@@ -23,6 +25,8 @@ struct Driver {
     functions: HashMap<&'static str, sys::CUfunction>,
     module: sys::CUmodule,
     processors: usize,
+    /// Whether a kernel may start before the one before it has ended (`start_next` in model/cuda/intrinsics.cuh).
+    chained: bool,
 }
 
 // SAFETY: any thread may use the driver's handles; each call binds the context to its thread first.
@@ -48,7 +52,8 @@ pub(super) fn open(ordinal: usize) -> Result<Arc<dyn Gpu>> {
     // SAFETY: no buffer of cudarc is used, so its events have nothing to order.
     unsafe { context.disable_event_tracking() };
     let stream = context.new_stream().map_err(failed("stream"))?;
-    let image = CString::new(kernels::ptx()?)
+    let chained = major >= CHAINED_MAJOR;
+    let image = CString::new(kernels::ptx(chained)?)
         .map_err(|error| CudaError::Failed { what: "kernels".into(), reason: error.to_string() })?;
     // SAFETY: PTX, ended by a zero byte.
     let module = unsafe { result::module::load_data(image.as_ptr().cast()) }
@@ -57,7 +62,7 @@ pub(super) fn open(ordinal: usize) -> Result<Arc<dyn Gpu>> {
     let processors = context.attribute(count).map_err(failed("multiprocessors"))?.max(1) as usize;
     // From here on the module is unloaded with the device.
     let queue = Arc::new(Queue::new(context, stream, false));
-    let mut driver = Driver { queue, functions: HashMap::new(), module, processors };
+    let mut driver = Driver { queue, functions: HashMap::new(), module, processors, chained };
     for &name in kernels::NAMES {
         let text = CString::new(name).unwrap_or_default();
         // SAFETY: the module is loaded.
@@ -179,14 +184,29 @@ impl Gpu for Driver {
         }
         let mut words: Vec<Vec<u64>> = args.iter().map(super::gpu::Arg::words).collect();
         let mut pointers: Vec<*mut c_void> = words.iter_mut().map(|words| words.as_mut_ptr().cast()).collect();
-        let ([x, y, z], threads) = (grid.map(|n| n as u32), threads as u32);
+        let [x, y, z] = grid.map(|n| n as u32);
+        let mut early = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        };
+        let config = sys::CUlaunchConfig {
+            gridDimX: x,
+            gridDimY: y,
+            gridDimZ: z,
+            blockDimX: threads as u32,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: shared as u32,
+            hStream: self.queue.raw(),
+            attrs: &raw mut early,
+            numAttrs: u32::from(self.chained),
+        };
         // SAFETY: the arguments are as the kernel declares them (the emulator's tests run the same source), and each pointer
-        // is to a word or a struct of its own.
-        unsafe {
-            let stream = self.queue.raw();
-            result::launch_kernel(function, (x, y, z), (threads, 1, 1), shared as u32, stream, &mut pointers)
-        }
-        .map_err(failed(kernel))
+        // is to a word or a struct of its own. Every kernel waits for the one before it before it reads what that one wrote.
+        unsafe { sys::cuLaunchKernelEx(&raw const config, function, pointers.as_mut_ptr(), std::ptr::null_mut()) }
+            .result()
+            .map_err(failed(kernel))
     }
 
     fn record(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<Box<dyn Graph>> {

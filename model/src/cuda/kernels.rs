@@ -21,7 +21,8 @@ pub(super) const NAMES: &[&str] = &[
     "linear_f16_8",
     "linear_f16_many",
     "linear_f16_some",
-    "linear_f32",
+    "linear_f32_1",
+    "linear_f32_4",
     "recurrence_bf16_16_row",
     "recurrence_bf16_16_scan",
     "recurrence_bf16_16_step",
@@ -50,21 +51,26 @@ pub(super) const NAMES: &[&str] = &[
     "rotate",
 ];
 
-/// The kernels as PTX, which the device's driver compiles to machine code.
+/// The kernels as PTX, which the device's driver compiles to machine code. `chained`: for devices of compute capability 9.0
+/// or newer, where a kernel may start before the one before it has ended.
 #[cfg(tidegate_ptx)]
 #[allow(clippy::unnecessary_wraps, reason = "the other variant can fail")]
-pub(super) fn ptx() -> Result<&'static str> {
-    Ok(include_str!(concat!(env!("OUT_DIR"), "/kernels.ptx")))
+pub(super) fn ptx(chained: bool) -> Result<&'static str> {
+    Ok(if chained {
+        include_str!(concat!(env!("OUT_DIR"), "/kernels-90.ptx"))
+    } else {
+        include_str!(concat!(env!("OUT_DIR"), "/kernels-80.ptx"))
+    })
 }
 
 /// The kernels as PTX, compiled now.
 #[cfg(not(tidegate_ptx))]
-pub(super) fn ptx() -> Result<String> {
-    compiled_now()
+pub(super) fn ptx(chained: bool) -> Result<String> {
+    compiled_now(chained)
 }
 
 #[cfg(any(test, not(tidegate_ptx)))]
-fn compiled_now() -> Result<String> {
+fn compiled_now(chained: bool) -> Result<String> {
     use cudarc::nvrtc::{CompileOptions, compile_ptx_with_opts};
     let failed = |reason: String| CudaError::Failed { what: "compiling the kernels with NVRTC".into(), reason };
     // SAFETY: looks for a library by its usual names.
@@ -73,8 +79,9 @@ fn compiled_now() -> Result<String> {
         let reason = "this program was built without nvcc, and libnvrtc (of CUDA's toolkit) is not installed";
         return Err(failed(reason.into()));
     }
-    // As in build.rs: PTX for the oldest architecture, which every NVRTC can target and the driver compiles for its device.
-    let options = ["--std=c++17", "--fmad=false", "--gpu-architecture=compute_80"].map(String::from).into();
+    // As in build.rs.
+    let architecture = if chained { "--gpu-architecture=compute_90" } else { "--gpu-architecture=compute_80" };
+    let options = ["--std=c++17", "--fmad=false", architecture].map(String::from).into();
     let source = include_str!(concat!(env!("OUT_DIR"), "/kernels.cu"));
     let compiled = compile_ptx_with_opts(source, CompileOptions { options, ..CompileOptions::default() });
     Ok(compiled.map_err(|error| failed(format!("{error:?}")))?.to_src())
@@ -98,7 +105,7 @@ mod tests {
     fn nvrtc_compiles_them_if_it_is_installed() {
         // NVRTC is optional unless the environment requires it.
         let wanted = std::env::var_os("TIDEGATE_REQUIRE_NVRTC").is_some();
-        match compiled_now() {
+        match compiled_now(false).and_then(|old| Ok(old + &compiled_now(true)?)) {
             Ok(ptx) => assert!(NAMES.iter().all(|name| ptx.contains(&format!(".entry {name}(")))),
             Err(CudaError::Failed { reason, .. }) if !wanted && reason.contains("libnvrtc") => {}
             Err(error) => panic!("{error}"),

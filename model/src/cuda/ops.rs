@@ -25,18 +25,21 @@ pub(super) enum Form {
     ThirtyTwo,
     /// Blocks of 64 rows and 64 outputs.
     Some,
-    /// Blocks of 128 rows and 128 outputs: bound by arithmetic.
+    /// Blocks of 64 rows and 128 outputs: bound by arithmetic.
     Many,
 }
 
 impl Form {
-    /// The form for so many rows; `large`: whether the largest blocks occupy every multiprocessor.
-    fn of(rows: usize, large: bool) -> Self {
+    /// The form for so many rows and outputs. On an H100, larger blocks pay once there are enough for every multiprocessor;
+    /// below that, more and smaller ones do, though they read the inputs more often.
+    fn of(rows: usize, outs: usize, processors: usize) -> Self {
+        let blocks = |of_outs: usize| outs.div_ceil(of_outs) * rows.div_ceil(64);
         match rows {
             ..=8 => Self::Eight,
             9..=16 => Self::Sixteen,
             17..=32 => Self::ThirtyTwo,
-            _ if large => Self::Many,
+            33..=64 if 2 * blocks(64) < processors => Self::ThirtyTwo,
+            _ if 2 * blocks(128) >= 3 * processors => Self::Many,
             _ => Self::Some,
         }
     }
@@ -126,8 +129,7 @@ impl Linear {
 
     /// x: (rows, x.stride) of the weights' type, zeros after `ins` -> y: (rows, y.stride)
     pub(super) fn forward(&self, device: &CudaDevice, rows: usize, x: Rows, y: Rows) -> Result<()> {
-        let large = self.outs.div_ceil(128) * rows.div_ceil(128);
-        self.forward_by(device, Form::of(rows, large >= device.0.processors()), rows, (x, y))
+        self.forward_by(device, Form::of(rows, self.outs, device.0.processors()), rows, (x, y))
     }
 
     /// [`Self::forward`] by a chosen kernel; all give the same bits, and f32 weights have only one.
@@ -146,8 +148,11 @@ impl Linear {
             Kind::F16 => ["linear_f16_8", "linear_f16_16", "linear_f16_32", "linear_f16_some", "linear_f16_many"],
             Kind::F32 => {
                 let outs = if self.mode == Mode::Swiglu { self.outs / 2 } else { self.outs };
-                let grid = [outs.div_ceil(8), rows.div_ceil(8), 1];
-                return launch(device, "linear_f32", grid, 256, 0, &[Arg::Struct(&of)]);
+                let blocks = |of_outs: usize| outs.div_ceil(of_outs) * rows.div_ceil(8);
+                let full = blocks(4) >= device.0.processors();
+                let (kernel, of_outs) = if full { ("linear_f32_4", 4) } else { ("linear_f32_1", 1) };
+                let grid = [outs.div_ceil(of_outs), rows.div_ceil(8), 1];
+                return launch(device, kernel, grid, 256, 0, &[Arg::Struct(&of)]);
             }
         };
         let (kernel, outs, of_rows, threads, shared) = match form {
@@ -155,7 +160,7 @@ impl Linear {
             Form::Sixteen => (sixteen, 16, 16, 256, 0),
             Form::ThirtyTwo => (thirty_two, 16, 32, 256, 0),
             Form::Some => (some, 64, 64, 128, stages(64 + 64)),
-            Form::Many => (many, 128, 128, 256, stages(128 + 128)),
+            Form::Many => (many, 128, 64, 128, stages(128 + 64)),
         };
         let grid = [self.outs.div_ceil(outs), rows.div_ceil(of_rows), 1];
         launch(device, kernel, grid, threads, shared, &[Arg::Struct(&of)])
@@ -177,7 +182,8 @@ impl Linear {
 /// Bytes of shared memory of a block with so many outputs and rows: see model/cuda/linear.cuh.
 fn stages(outs_and_rows: usize) -> usize {
     const STAGES: usize = 3;
-    STAGES * outs_and_rows * TILE_COLUMNS * size_of::<u16>()
+    const TILES: usize = 2;
+    STAGES * TILES * outs_and_rows * TILE_COLUMNS * size_of::<u16>()
 }
 
 /// `x / sqrt(mean(x^2) + eps) * weight`.

@@ -14,9 +14,10 @@ use crate::memory::StateType;
 /// Columns per thread of a scan, and tokens per block of the features kernel.
 const SCAN_COLUMNS: usize = 2;
 const FEATURE_TOKENS: usize = 8;
-/// Most threads of a block of a step, and of a scan.
+/// Most threads of a block of a step; of a scan, most that have columns, and those that have none.
 const STEP_THREADS: usize = 256;
 const SCAN_THREADS: usize = 128;
+const SCAN_HELPERS: usize = 128;
 
 /// The heads of one layer.
 #[derive(Clone, Copy, Debug)]
@@ -107,7 +108,12 @@ impl Recurrence {
                 _ => "scan",
             }
         );
-        let shared = if fused { 2 * (self.d + self.features) * size_of::<f32>() } else { 0 };
+        let (threads, numbers) = match (one, fused) {
+            (true, true) => (threads, 2 * (self.d + self.features)),
+            (true, false) => (threads, 0),
+            _ => (threads + SCAN_HELPERS, scan_numbers(part)),
+        };
+        let shared = numbers * size_of::<f32>();
         launch(device, &kernel, [self.heads, rows, blocks], threads, shared, &[Arg::Struct(&of)])?;
         if blocks > 1 {
             // Only a scan has several blocks for a head.
@@ -119,6 +125,19 @@ impl Recurrence {
         }
         Ok(())
     }
+}
+
+/// Numbers of shared memory of a block of a scan: `Stages` in model/cuda/scan.cuh.
+fn scan_numbers(part: usize) -> usize {
+    let tokens = match part {
+        16 => 4,
+        8 => 16,
+        _ => 8,
+    };
+    let columns = SCAN_THREADS / 16 * SCAN_COLUMNS;
+    // In two stages q, k and z, v, a part of each readout from sixteen threads, c and a scale; in three a gate.
+    let of_a_token = 2 * (3 * 16 * part + columns + 16 * columns + 2) + 3 * 4;
+    tokens * of_a_token
 }
 
 /// The short convolution of each row's tokens: x -> y, both (rows, time, channels); updates the slots' last inputs.
