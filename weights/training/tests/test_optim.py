@@ -1,4 +1,4 @@
-"""Muon against PyTorch's, and shared between processes."""
+"""Muon against PyTorch's, on many matrices at once, and shared between processes."""
 
 import pytest
 import torch
@@ -14,6 +14,15 @@ def test_singular_values_are_raised_to_about_one(shape):
     values = torch.linalg.svdvals(orthogonalise(g))
     assert 0.6 < values.min() and values.max() < 1.3
     assert torch.equal(orthogonalise(torch.zeros(shape)), torch.zeros(shape))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_stack_of_matrices_is_orthogonalised_like_each_alone(shape):
+    g = torch.randn(2, 3, *shape, generator=torch.Generator().manual_seed(4)) * torch.tensor([1e-3, 1.0, 1e3])[:, None, None]
+    together = orthogonalise(g)
+    assert together.shape == g.shape and together.dtype == g.dtype
+    for one, x in zip(together.flatten(0, 1), g.flatten(0, 1)):
+        torch.testing.assert_close(one, orthogonalise(x))
 
 
 @pytest.mark.parametrize("shape", SHAPES)

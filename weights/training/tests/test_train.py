@@ -1,8 +1,9 @@
-"""The training loop: it learns, resumes to the bit, and stops on a loss that is none."""
+"""The training loop: it learns, resumes to the bit, and stops on a loss that is none or a tensor that does not learn."""
 
 import dataclasses
 import hashlib
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -13,12 +14,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tidegate_training import optim
+from tidegate_training import features, optim
 from tidegate_training.__main__ import main
 from tidegate_training.config import TrainConfig
 from tidegate_training.export import export_run
 from tidegate_training.processes import Processes
-from tidegate_training.train import Diverged, Trainer
+from tidegate_training.train import LEFT_OUT, WATCHED, Diverged, Trainer, Untrained
 
 
 def losses(out: Path) -> list[float]:
@@ -165,6 +166,61 @@ def test_nan_stops_with_a_clear_message(folder, tmp_path, run_config):
         trainer.run()
     assert (tmp_path / "state.pt").read_bytes() == before
     assert all(p.isfinite().all() for p in Trainer(run_config(), folder, tmp_path, "cpu").model.parameters())
+
+
+def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
+    return {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_steps_whose_gradient_is_not_finite_are_left_out(folder, tmp_path, run_config, bad):
+    trainer = Trainer(run_config(steps=40), folder, tmp_path, "cpu")
+    trainer.run(until=2)
+    spoilt = trainer.model.model.layers[0].mlp.up_proj.weight.register_hook(lambda grad: grad * bad)
+    before = weights(trainer)
+    for _ in range(LEFT_OUT):
+        loss, norm = trainer.train_step()
+        assert math.isfinite(loss) and not math.isfinite(norm)
+    assert trainer.step == 2 + LEFT_OUT
+    assert all(torch.equal(p, before[name]) for name, p in trainer.model.named_parameters())
+
+    # The next good step is taken.
+    spoilt.remove()
+    trainer.train_step()
+    after = weights(trainer)
+    assert all(p.isfinite().all() for p in after.values())
+    assert not torch.equal(after["model.embed_tokens.weight"], before["model.embed_tokens.weight"])
+
+    trainer.model.model.layers[0].mlp.up_proj.weight.register_hook(lambda grad: grad * bad)
+    with pytest.raises(Diverged, match=rf"step {3 + LEFT_OUT}: .*{LEFT_OUT + 1} steps left out"):
+        trainer.train_step()
+    assert all(torch.equal(p, after[name]) for name, p in trainer.model.named_parameters())
+
+
+def test_a_tensor_without_a_gradient_stops_the_run(folder, tmp_path, run_config, monkeypatch):
+    """Compiled for a GPU, the Gaussian features once gave queries, keys and sigma no gradient, and the loss fell all the same."""
+    whole = features.gaussian_features
+    monkeypatch.setattr(features, "gaussian_features", lambda x, w: whole(x, w).detach())
+    trainer = Trainer(run_config(steps=40), folder, tmp_path, "cpu")
+    with pytest.raises(Untrained, match=rf"step {WATCHED - 1}: no gradient has reached .*layers\.1\.self_attn\.q_proj\.weight") as e:
+        trainer.run()
+    assert all(name in str(e.value) for name in ("layers.0.self_attn.k_proj.weight", "layers.0.self_attn.sigma", "train.compile"))
+    assert "mlp" not in str(e.value) and len(losses(tmp_path)) == WATCHED - 1
+
+
+def test_one_gradient_in_the_first_steps_is_enough(folder, tmp_path, run_config):
+    trainer = Trainer(run_config(steps=40), folder, tmp_path / "zero", "cpu")
+    trainer.model.model.norm.weight.register_hook(torch.zeros_like)
+    trainer.run(until=WATCHED - 1)
+    with pytest.raises(Untrained, match=r"no gradient has reached model\.norm\.weight;"):
+        trainer.train_step()
+
+    trainer = Trainer(run_config(steps=40), folder, tmp_path / "late", "cpu")
+    zero = trainer.model.model.norm.weight.register_hook(torch.zeros_like)
+    trainer.run(until=WATCHED - 1)
+    zero.remove()
+    trainer.run(until=WATCHED + 2)
+    assert trainer.step == WATCHED + 2
 
 
 def test_an_exploding_loss_stops(folder, tmp_path, run_config):

@@ -32,9 +32,9 @@ def status(prog: str, action: Callable[[], None]) -> int:
         print(f"{prog}: {' '.join(str(e).split())}", file=sys.stderr)
         return 2
     except RuntimeError as e:
-        from .train import Diverged  # here, so that `--help` need not load PyTorch
+        from .train import Diverged, Untrained  # here, so that `--help` need not load PyTorch
 
-        if not isinstance(e, Diverged):
+        if not isinstance(e, (Diverged, Untrained)):
             raise
         print(f"stopped: {e}", file=sys.stderr)
         return 1

@@ -26,7 +26,11 @@ def unit(x: Tensor) -> Tensor:
 
 def gaussian_features(x: Tensor, w: Tensor) -> Tensor:
     """sqrt(1/D) [sin(W x), cos(W x)], of 2 * proj_dim features; E[phi(x) . phi(y)] = exp(-|sigma (x - y)|^2 / 2)."""
-    return SineCosine.apply(torch.matmul(x, w.transpose(-1, -2)), w.shape[-2] ** -0.5)
+    u, scale = torch.matmul(x, w.transpose(-1, -2)), w.shape[-2] ** -0.5
+    if u.is_cuda:
+        # Compiled for a GPU by PyTorch 2.11.0, SineCosine gave gradients of exactly 0.
+        return torch.cat([u.sin(), u.cos()], dim=-1) * scale
+    return SineCosine.apply(u, scale)
 
 
 class SineCosine(torch.autograd.Function):

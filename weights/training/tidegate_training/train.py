@@ -30,6 +30,17 @@ class Diverged(RuntimeError):
     """The loss is NaN, infinite, or twice the first one."""
 
 
+class Untrained(RuntimeError):
+    """A tensor had no gradient but 0 in the first steps: whatever the loss does, it would keep its first values."""
+
+
+# Steps after which every tensor must have had a gradient.
+WATCHED = 10
+
+# Steps of a run, at most, that are left out because their gradient is not finite.
+LEFT_OUT = 10
+
+
 # Pieces of a validation text that are read side by side.
 PIECES = 4
 
@@ -76,6 +87,9 @@ class Trainer:
         self.fingerprint = fingerprint(data)
         self.state = self.model.new_state(self.rows.stop - self.rows.start, device)
         self.step = 0
+        # The tensors that have had no gradient yet.
+        self.silent = {name for name, _ in self.model.named_parameters()}
+        self.left_out = 0
         self.first_loss: float | None = None
         self.forward = torch.compile(self.model) if cfg.train.compile else self.model
         t = cfg.train
@@ -172,6 +186,7 @@ class Trainer:
             o.load_state_dict(s)
         self.state = self.model.state_from([tuple(None if x is None else x[self.rows] for x in s) for s in blob["state"]])
         self.step, self.first_loss = blob["step"], blob["first_loss"]
+        self.silent = set()
         # Lines past the checkpoint belong to steps that will be repeated.
         log = self.out / "log.jsonl"
         if log.exists() and self.processes.first:
@@ -228,11 +243,18 @@ class Trainer:
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), t.clip).item()
         if self.first_loss is None:
             self.first_loss = total
-        if not math.isfinite(total) or not math.isfinite(norm) or total > 2 * self.first_loss:
+        if not math.isfinite(norm) and math.isfinite(total):
+            # A denominator near its floor can make one gradient overflow where the loss is ordinary.
+            self.left_out += 1
+        if not math.isfinite(total) or total > 2 * self.first_loss or self.left_out > LEFT_OUT:
             raise Diverged(
-                f"step {self.step}: loss {total}, gradient norm {norm}; the last good state is in {self.out / 'state.pt'}; "
-                "lower train.lr (or train.muon_lr), or raise train.warmup"
+                f"step {self.step}: loss {total}, gradient norm {norm}, {self.left_out} steps left out; the last good state is in "
+                f"{self.out / 'state.pt'}; lower train.lr (or train.muon_lr), or raise train.warmup"
             )
+        if not math.isfinite(norm):
+            self.step += 1
+            return total, norm
+        self.watch()
         for o in self.optimizers:
             o.step()
         with torch.no_grad():
@@ -242,6 +264,16 @@ class Trainer:
                 layer.self_attn.sigma.clamp_(0.05, t.sigma_max if self.cfg.model.has_floor else None)
         self.step += 1
         return total, norm
+
+    def watch(self) -> None:
+        """Stops the run if a tensor has had no gradient in its first steps."""
+        if not self.silent:
+            return
+        self.silent = {name for name, p in self.model.named_parameters()
+                       if name in self.silent and (p.grad is None or not p.grad.any())}
+        if self.silent and self.step + 1 >= WATCHED:
+            raise Untrained(f"step {self.step}: no gradient has reached {', '.join(sorted(self.silent))}; "
+                            "if train.compile is true, try false")
 
     def evaluate(self) -> dict[str, dict]:
         self.as_served()
