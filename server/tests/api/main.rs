@@ -3,9 +3,9 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod http;
 #[cfg(feature = "cuda-emulator")]
 mod on_cuda;
-mod http;
 #[path = "../../../model/tests/common/candle.rs"]
 mod published;
 
