@@ -112,7 +112,7 @@ template <class T, int N> __device__ __forceinline__ void linear_few(const Linea
 
 // Many rows: D x A warps a block, each of 16 M outputs by 8 N rows, the inner dimension through shared memory in STAGES of
 // K tiles. grid: (outs / (16 M D), rows / (8 N A)), 32 D A threads, 64 K (16 M D + 8 N A) bytes of shared memory a stage.
-// A stage of one tile costs a barrier and the start of its copies as much time as its products take.
+// With one tile a stage, the barrier and the start of the copies would take as long as the products.
 #define STAGES 3
 
 template <class T, int D, int A, int M, int N, int K> struct Tiles {
@@ -238,32 +238,28 @@ template <class T, int D, int A, int M, int N, int K> __device__ __forceinline__
     for (int i = 0; i < M * N * 4; i++) (&sums[0][0][0])[i] += (&slice[0][0][0])[i];
     // What a sum is added to is read before anything is written: one after the other, each would wait for memory.
     const bool add = of.mode == ADD;
-    const auto each = [&](auto &&use) {
-#pragma unroll
-        for (int m = 0; m < M; m++)
-#pragma unroll
-            for (int n = 0; n < N; n++)
-#pragma unroll
-                for (int half = 0; half < 2; half++) {
-                    const unsigned row = blockIdx.y * Own::ROWS + (across * N + n) * 8 + 2 * t + half;
-                    if (row < of.rows) use(row, blockIdx.x * Own::OUT_TILES + down * M + m, sums[m][n] + half, slice[m][n] + half);
-                }
-    };
     float *y = static_cast<float *>(of.y);
-    each([&](unsigned row, unsigned tile, float *, float *old) {
-        const size_t at = static_cast<size_t>(row) * of.y_stride + tile * 16 + g;
-        old[0] = add && tile * 16 + g < of.outs ? y[at] : 0.0f;
-        old[2] = add && tile * 16 + g + 8 < of.outs ? y[at + 8] : 0.0f;
-    });
-    each([&](unsigned row, unsigned tile, float *sum, float *old) {
-        const size_t at = static_cast<size_t>(row) * of.y_stride + tile * 16 + g;
+    const unsigned first_tile = blockIdx.x * Own::OUT_TILES + down * M, first_row = blockIdx.y * Own::ROWS + across * N * 8 + 2 * t;
+#pragma unroll
+    for (int i = 0; i < M * N * 4; i++) {
+        const int m = i / (N * 4), n = i / 4 % N, of_fragment = i % 4;
+        const unsigned out = (first_tile + m) * 16 + g + of_fragment / 2 * 8, row = first_row + n * 8 + of_fragment % 2;
+        const bool there = add && row < of.rows && out < of.outs;
+        slice[m][n][of_fragment] = there ? y[static_cast<size_t>(row) * of.y_stride + out] : 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < M * N * 4; i++) {
+        const int m = i / (N * 4), n = i / 4 % N, of_fragment = i % 4;
+        const unsigned out = (first_tile + m) * 16 + g + of_fragment / 2 * 8, row = first_row + n * 8 + of_fragment % 2;
+        if (row >= of.rows) continue;
+        const float *sum = sums[m][n];
         if (of.mode == SWIGLU) {
-            if (tile * 8 + g < of.outs / 2) put_swiglu<T>(of, row, tile * 8 + g, sum[0], sum[2]);
-            return;
+            const unsigned gate = (first_tile + m) * 8 + g;
+            if (of_fragment < 2 && gate < of.outs / 2) put_swiglu<T>(of, row, gate, sum[of_fragment], sum[of_fragment + 2]);
+        } else if (out < of.outs) {
+            y[static_cast<size_t>(row) * of.y_stride + out] = add ? slice[m][n][of_fragment] + sum[of_fragment] : sum[of_fragment];
         }
-        if (tile * 16 + g < of.outs) y[at] = add ? old[0] + sum[0] : sum[0];
-        if (tile * 16 + g + 8 < of.outs) y[at + 8] = add ? old[2] + sum[2] : sum[2];
-    });
+    }
 }
 
 // f32 weights, without tensor cores: gates, which need the precision, and checkpoints in f32. A block of eight warps has O

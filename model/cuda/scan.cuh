@@ -54,7 +54,7 @@ template <int R, int C> struct Token {
 // Where a column's parts from four ty are, so that threads with a column each read them from all banks.
 __device__ __forceinline__ unsigned group(unsigned column, unsigned of) { return of ^ (column / 2 & 3); }
 
-// grid: (heads, rows, columns of blocks); 16 threads for every C columns, in whole warps, then the helpers. A warp has 2 C
+// grid: (heads, rows, blocks of columns); 16 threads for every C columns, in whole warps, then the helpers. A warp has 2 C
 // columns, of which one half-warp has the even ones.
 template <class S, int R, int C, int T, int COLUMNS> __device__ __forceinline__ void scan(const Recurrence &of) {
     DYNAMIC_SHARED(memory);

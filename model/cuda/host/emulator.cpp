@@ -25,7 +25,8 @@ namespace {
 constexpr unsigned MAX_THREADS = 1024;
 constexpr unsigned LANES = 32;
 // Shared memory of a block on the largest GPU (232448 bytes), and of static arrays on any.
-constexpr size_t MAX_SHARED = 227 * 1024, MAX_STATIC = 48 * 1024;
+// What a block of compute capability 8.6, 8.9 and 12.0 may have; others more.
+constexpr size_t MAX_SHARED = 99 * 1024, MAX_STATIC = 48 * 1024;
 // Poison after each array, which shows writes past its end.
 constexpr size_t GUARD = 64;
 constexpr size_t MAX_ARRAYS = 64;
@@ -49,6 +50,7 @@ struct Fiber {
     void *operands;
     std::vector<Copy> copies; // pending, the oldest first
     unsigned groups;          // committed so far
+    bool awaited;             // whether it has called `await_inputs`
 };
 
 // `bytes` from `start` of the arena on, then the guard.
@@ -124,6 +126,7 @@ void make_ready(unsigned rank) {
 
 void run_thread() {
     machine->kernel->call(machine->args);
+    if (machine->kernel->awaits && !machine->running->awaited) fail("a thread ended without await_inputs");
     machine->running->wait = Wait::ended;
     machine->ended++;
     next();
@@ -239,6 +242,7 @@ void run_block() {
         of.rank = rank;
         of.copies.clear();
         of.groups = 0;
+        of.awaited = false;
         make_ready(rank);
     }
     m.running = &m.fibers[m.ready[0]];
@@ -352,6 +356,8 @@ void copy_later(void *shared, const void *global, Site site) {
 
 void copy_commit() { machine->running->groups++; }
 
+void awaited() { machine->running->awaited = true; }
+
 void copy_wait(unsigned groups) {
     Fiber &self = *machine->running;
     size_t made = 0;
@@ -370,7 +376,7 @@ std::string refusal(const char *kernel, const unsigned *grid, const unsigned *bl
         return "blocks are of 1 to 1024 threads";
     if (!grid[0] || !grid[1] || !grid[2] || grid[0] > 0x7fffffff || grid[1] > 65535 || grid[2] > 65535)
         return "a grid is of 1 to 2147483647, 65535, 65535 blocks";
-    if (shared_bytes > MAX_SHARED) return "more shared memory than 232448 bytes";
+    if (shared_bytes > MAX_SHARED) return "more shared memory than 101376 bytes";
     return "";
 }
 

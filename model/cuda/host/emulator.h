@@ -66,6 +66,7 @@ void *shared_array(const void *key, const char *name, size_t bytes, size_t align
 unsigned char *dynamic_shared();
 void copy_later(void *shared, const void *global, Site site);
 void copy_commit();
+void awaited();
 void copy_wait(unsigned groups);
 // Ends the launch with an error, in printf's format.
 [[noreturn]] void fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
@@ -83,6 +84,7 @@ template <class T> T shuffle(unsigned mask, T value, unsigned lane, Site site) {
 struct Kernel {
     const char *name;
     void (*call)(void **args);
+    bool awaits; // whether each of its threads must call `await_inputs`
 };
 // Null if there is none of that name.
 const Kernel *find_kernel(const char *name);
@@ -149,9 +151,9 @@ inline void cp_async16_if(bool there, void *shared, const void *global, TIDEGATE
     static const uint4 zeros = {0, 0, 0, 0};
     emulator::copy_later(shared, there ? global : &zeros, {file, line});
 }
-// The emulator runs one kernel after the other.
+// The emulator runs one kernel after the other, and checks that each waits for the one before it.
 inline void start_next() {}
-inline void await_inputs() {}
+inline void await_inputs() { emulator::awaited(); }
 inline void cp_async_commit() { emulator::copy_commit(); }
 template <int N> void cp_async_wait() { emulator::copy_wait(N); }
 

@@ -1,7 +1,7 @@
 // The kernels as host functions, compiled from the same source as for a GPU, and the list by which a launch finds one by
 // name. A kernel that is not listed here cannot be launched by the emulator.
 //
-// A test with kernels of its own defines KERNELS before it includes this file (selftest.cpp).
+// A test with kernels of its own defines KERNELS, and AWAITS, before it includes this file (selftest.cpp).
 #include "emulator.h"
 
 #include <utility>
@@ -19,6 +19,8 @@
     KERNEL(features)                                                                                                   \
     WITH_ROWS(KERNEL, linear_bf16) WITH_ROWS(KERNEL, linear_f16) KERNEL(linear_f32_1) KERNEL(linear_f32_4)                                     \
     WITH_DIMS(KERNEL, recurrence_f32) WITH_DIMS(KERNEL, recurrence_bf16)
+// Whether each thread of a kernel must call `await_inputs`: without, it would race with the kernel before it on a GPU.
+#define AWAITS(name) true
 #endif
 
 namespace emulator {
@@ -32,8 +34,8 @@ template <class... Parameters> void call(void (*kernel)(Parameters...), void **a
     call_with(kernel, args, std::index_sequence_for<Parameters...>());
 }
 
-#define KERNEL(name) {#name, [](void **args) { call(::name, args); }},
-const Kernel LIST[] = {KERNELS(KERNEL){nullptr, nullptr}};
+#define KERNEL(name) {#name, [](void **args) { call(::name, args); }, AWAITS(name)},
+const Kernel LIST[] = {KERNELS(KERNEL){nullptr, nullptr, false}};
 #undef KERNEL
 
 } // namespace

@@ -134,10 +134,16 @@ extern "C" __global__ void many_products(unsigned count, float *to) {
     to[threadIdx.x] = d[0];
 }
 
+extern "C" __global__ void inputs(unsigned awaiting) {
+    if (threadIdx.x < awaiting) await_inputs();
+}
+
+#define AWAITS(name) (std::strcmp(#name, "inputs") == 0)
 #define KERNELS(KERNEL)                                                                                                \
     KERNEL(block_sum) KERNEL(turn) KERNEL(product_bf16) KERNEL(product_f16) KERNEL(copies) KERNEL(barrier_for_half)    \
     KERNEL(two_barriers) KERNEL(shuffle_of_some) KERNEL(shuffle_of_halves) KERNEL(past_the_end)                        \
-    KERNEL(read_unwritten) KERNEL(misaligned) KERNEL(by_order) KERNEL(by_turns) KERNEL(many_switches) KERNEL(many_products)
+    KERNEL(read_unwritten) KERNEL(misaligned) KERNEL(by_order) KERNEL(by_turns) KERNEL(many_switches)                       \
+    KERNEL(many_products) KERNEL(inputs)
 #include "registry.cpp"
 
 extern "C" int tidegate_emulate(const char *kernel, const unsigned grid[3], const unsigned block[3],
@@ -242,6 +248,8 @@ static void test_errors() {
     alignas(16) char bytes[32] = {};
     uint4 four = {};
     wrong(launch("misaligned", 1, 1, 0, static_cast<const char *>(bytes), &four), "aligned to 16 (thread (0, 0, 0))");
+    wrong(launch("inputs", 1, 40, 0, 39u), "ended without await_inputs");
+    right(launch("inputs", 1, 40, 0, 40u));
     wrong(launch("nothing", 1, 1, 0), "kernel nothing: is not in");
     wrong(launch("barrier_for_half", 1, 1025, 0), "1024 threads");
     wrong(launch("barrier_for_half", dim3(1, 65536), 1, 0), "65535");

@@ -203,7 +203,8 @@ impl Gpu for Driver {
             numAttrs: u32::from(self.chained),
         };
         // SAFETY: the arguments are as the kernel declares them (the emulator's tests run the same source), and each pointer
-        // is to a word or a struct of its own. Every kernel waits for the one before it before it reads what that one wrote.
+        // is to a word or a struct of its own. Every kernel waits for the one before it before it reads
+        // what that one wrote, or overwrites what that one reads.
         unsafe { sys::cuLaunchKernelEx(&raw const config, function, pointers.as_mut_ptr(), std::ptr::null_mut()) }
             .result()
             .map_err(failed(kernel))

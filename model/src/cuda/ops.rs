@@ -30,8 +30,9 @@ pub(super) enum Form {
 }
 
 impl Form {
-    /// The form for so many rows and outputs. On an H100, larger blocks pay once there are enough for every multiprocessor;
-    /// below that, more and smaller ones do, though they read the inputs more often.
+    /// The form for so many rows and outputs (gates and ups both count), as measured on an H100. Larger blocks read less, and
+    /// pay once there are three for two multiprocessors; for up to 64 rows, blocks of 32 pay, which read the weights twice, if
+    /// those of 64 would occupy less than half of the multiprocessors.
     fn of(rows: usize, outs: usize, processors: usize) -> Self {
         let blocks = |of_outs: usize| outs.div_ceil(of_outs) * rows.div_ceil(64);
         match rows {
@@ -132,7 +133,7 @@ impl Linear {
         self.forward_by(device, Form::of(rows, self.outs, device.0.processors()), rows, (x, y))
     }
 
-    /// [`Self::forward`] by a chosen kernel; all give the same bits, and f32 weights have only one.
+    /// [`Self::forward`] by a chosen kernel; all give the same bits. For f32 weights the sizes choose one of two, which do too.
     pub(super) fn forward_by(&self, device: &CudaDevice, form: Form, rows: usize, (x, y): (Rows, Rows)) -> Result<()> {
         let bias = self.bias.as_ref().map_or(0, |bias| bias.at);
         let of = Fields::default().pointers(&[self.weight.at, bias, x.at, y.at]).numbers(&[

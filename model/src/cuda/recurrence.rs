@@ -135,7 +135,7 @@ fn scan_numbers(part: usize) -> usize {
         _ => 8,
     };
     let columns = SCAN_THREADS / 16 * SCAN_COLUMNS;
-    // In two stages q, k and z, v, a part of each readout from sixteen threads, c and a scale; in three a gate.
+    // In two stages q, take k and z, v, a part of each readout from sixteen threads, c and a scale; in three a gate.
     let of_a_token = 2 * (3 * 16 * part + columns + 16 * columns + 2) + 3 * 4;
     tokens * of_a_token
 }
