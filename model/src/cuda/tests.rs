@@ -123,9 +123,9 @@ fn products_are_stored_and_added() {
             // So it does with each row alone, for which the f32 kernels are chosen otherwise.
             let last =
                 Rows { at: x.rows(kind).at + ((rows - 1) * x.stride * kind_bytes(kind)) as u64, stride: x.stride };
-            let y = poisoned(&device, outs);
-            linear.forward(&device, 1, last, Rows { at: y.at, stride: outs }).unwrap();
-            let same = read(&device, y.at, outs)
+            let alone = poisoned(&device, outs);
+            linear.forward(&device, 1, last, Rows { at: alone.at, stride: outs }).unwrap();
+            let same = read(&device, alone.at, outs)
                 .iter()
                 .zip(&got[(rows - 1) * outs..])
                 .all(|(a, b)| a.to_bits() == b.to_bits());
