@@ -77,6 +77,8 @@ async fn every_parameter_for_a_grammar_is_supported() {
     let is_number = |text: &str| (2..=3).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_digit());
     let is_choice = |text: &str| choice.as_array().unwrap().iter().any(|choice| choice == text);
     let lark = "start: \"(\" start \")\" | \"x\"";
+    // The token "x": the model may prefer to open parentheses for ever.
+    let ends = json!({"88": 12});
     let is_nested = |text: &str| text.trim_start_matches('(').trim_end_matches(')') == "x";
     let is_person = |text: &str| {
         check_person(text);
@@ -90,9 +92,9 @@ async fn every_parameter_for_a_grammar_is_supported() {
         (json!({"structured_outputs": {"regex": "[0-9]{2,3}", "json": null}}), &is_number),
         (json!({"guided_choice": choice}), &is_choice),
         (json!({"structured_outputs": {"choice": choice}}), &is_choice),
-        (json!({"grammar": lark, "logit_bias": {"0": 0}}), &is_nested),
-        (json!({"guided_grammar": lark}), &is_nested),
-        (json!({"structured_outputs": {"grammar": lark}}), &is_nested),
+        (json!({"grammar": lark, "logit_bias": ends}), &is_nested),
+        (json!({"guided_grammar": lark, "logit_bias": ends}), &is_nested),
+        (json!({"structured_outputs": {"grammar": lark}, "logit_bias": ends}), &is_nested),
         (json!({"guided_json": person()}), &is_person),
         (json!({"guided_json": person().to_string()}), &is_person),
         (json!({"structured_outputs": {"json": person()}}), &is_person),
