@@ -23,13 +23,9 @@ TIDEGATE_MMA(mma_bf16, "bf16")
 TIDEGATE_MMA(mma_f16, "f16")
 #undef TIDEGATE_MMA
 
-// Copies sixteen bytes from global to shared memory without registers; complete after the wait for their group.
-__device__ __forceinline__ void cp_async16(void *shared, const void *global) {
-    unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
-}
-// The same if `there`; else writes zeros and reads nothing, and `global` may be past the end, but at a multiple of sixteen.
-__device__ __forceinline__ void cp_async16_if(bool there, void *shared, const void *global) {
+// Copies sixteen bytes from global to shared memory without registers, if `there`; else writes zeros and reads nothing, and
+// `global` may be past the end, but at a multiple of sixteen. Complete after the wait for their group.
+__device__ __forceinline__ void cp_async16(bool there, void *shared, const void *global) {
     unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(shared)), bytes = there ? 16 : 0;
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(bytes) : "memory");
 }

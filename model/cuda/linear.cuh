@@ -151,7 +151,7 @@ template <class T, int D, int A, int M, int N, int K> struct Tiles {
 #pragma unroll
         for (unsigned j = 0; j < OWN_W; j++) {
             const unsigned i = threadIdx.x + j * THREADS;
-            cp_async16_if((w_there >> j & 1) && at * K + i / 64 % K < tiles, to + i, w[j]);
+            cp_async16((w_there >> j & 1) && at * K + i / 64 % K < tiles, to + i, w[j]);
             w[j] += 64 * K;
         }
     }
@@ -161,7 +161,7 @@ template <class T, int D, int A, int M, int N, int K> struct Tiles {
 #pragma unroll
         for (unsigned j = 0; j < OWN_X; j++) {
             const unsigned i = threadIdx.x + j * THREADS, k = i / 4 % K;
-            cp_async16_if((x_there >> j & 1) && at * K + k < tiles, to + k * X + i / (4 * K) * 4 + i % 4, x[j]);
+            cp_async16((x_there >> j & 1) && at * K + k < tiles, to + k * X + i / (4 * K) * 4 + i % 4, x[j]);
             x[j] += 4 * K;
         }
     }

@@ -263,8 +263,15 @@ template <class S, int R, int C, bool FUSED> __device__ __forceinline__ void adv
     if (threadIdx.x == 0) sums[features] = c;
 }
 
+// All states: the type of S, its name, R, the columns of a thread in a step, and the tokens of a stage in a scan.
+#define TIDEGATE_STATES(KERNELS)                                                                                   \
+    KERNELS(StateF32, f32, 2, 8, 8) KERNELS(StateF32, f32, 4, 8, 8)                                                \
+    KERNELS(StateF32, f32, 8, 8, 16) KERNELS(StateF32, f32, 16, 4, 4)                                              \
+    KERNELS(StateBf16, bf16, 2, 8, 8) KERNELS(StateBf16, bf16, 4, 8, 8)                                            \
+    KERNELS(StateBf16, bf16, 8, 8, 16) KERNELS(StateBf16, bf16, 16, 4, 4)
+
 // A step computes its features itself; `row` gets them from a kernel that reads a head's W once for eight rows.
-#define TIDEGATE_RECURRENCE(S, name, R, C)                                                                         \
+#define TIDEGATE_RECURRENCE(S, name, R, C, T)                                                                      \
     extern "C" __global__ void __launch_bounds__(256, 1) recurrence_##name##_##R##_step(Recurrence of) {           \
         begin();                                                                                                   \
         advance<S, R, C, true>(of);                                                                                \
@@ -273,12 +280,5 @@ template <class S, int R, int C, bool FUSED> __device__ __forceinline__ void adv
         begin();                                                                                                   \
         advance<S, R, C, false>(of);                                                                               \
     }
-TIDEGATE_RECURRENCE(StateF32, f32, 2, 8)
-TIDEGATE_RECURRENCE(StateF32, f32, 4, 8)
-TIDEGATE_RECURRENCE(StateF32, f32, 8, 8)
-TIDEGATE_RECURRENCE(StateF32, f32, 16, 4)
-TIDEGATE_RECURRENCE(StateBf16, bf16, 2, 8)
-TIDEGATE_RECURRENCE(StateBf16, bf16, 4, 8)
-TIDEGATE_RECURRENCE(StateBf16, bf16, 8, 8)
-TIDEGATE_RECURRENCE(StateBf16, bf16, 16, 4)
+TIDEGATE_STATES(TIDEGATE_RECURRENCE)
 #undef TIDEGATE_RECURRENCE

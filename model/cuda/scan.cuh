@@ -90,7 +90,7 @@ template <class S, int R, int C, int T, int COLUMNS> __device__ __forceinline__ 
         }
     }
 
-    // Iteration n loads stage n. Two stages later it is added to S, three later written.
+    // Iteration n loads stage n. Iteration n + 2 adds it to S, n + 3 writes its outputs.
     const unsigned stages = (time + T - 1) / T;
     for (unsigned n = 0; n < stages + 3; n++) {
         const auto tokens = [&](unsigned stage) { return time - stage * T < T ? time - stage * T : T; };
@@ -237,17 +237,10 @@ template <class S, int R, int C, int T, int COLUMNS> __device__ __forceinline__ 
     }
 }
 
-#define TIDEGATE_RECURRENCE(S, name, R, T)                                                                         \
+#define TIDEGATE_RECURRENCE(S, name, R, C, T)                                                                      \
     extern "C" __global__ void __launch_bounds__(256, 1) recurrence_##name##_##R##_scan(Recurrence of) {           \
         begin();                                                                                                   \
         scan<S, R, 2, T, 16>(of);                                                                                  \
     }
-TIDEGATE_RECURRENCE(StateF32, f32, 2, 8)
-TIDEGATE_RECURRENCE(StateF32, f32, 4, 8)
-TIDEGATE_RECURRENCE(StateF32, f32, 8, 16)
-TIDEGATE_RECURRENCE(StateF32, f32, 16, 4)
-TIDEGATE_RECURRENCE(StateBf16, bf16, 2, 8)
-TIDEGATE_RECURRENCE(StateBf16, bf16, 4, 8)
-TIDEGATE_RECURRENCE(StateBf16, bf16, 8, 16)
-TIDEGATE_RECURRENCE(StateBf16, bf16, 16, 4)
+TIDEGATE_STATES(TIDEGATE_RECURRENCE)
 #undef TIDEGATE_RECURRENCE

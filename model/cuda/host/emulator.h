@@ -144,10 +144,7 @@ inline unsigned long long atomicAdd(unsigned long long *at, unsigned long long v
 }
 
 // The destination is poison until the wait for the copy's group, so that a missing wait shows.
-inline void cp_async16(void *shared, const void *global, TIDEGATE_SITE) {
-    emulator::copy_later(shared, global, {file, line});
-}
-inline void cp_async16_if(bool there, void *shared, const void *global, TIDEGATE_SITE) {
+inline void cp_async16(bool there, void *shared, const void *global, TIDEGATE_SITE) {
     static const uint4 zeros = {0, 0, 0, 0};
     emulator::copy_later(shared, there ? global : &zeros, {file, line});
 }

@@ -77,7 +77,7 @@ extern "C" __global__ void copies(const float4 *from, float4 *to, int wait) {
     SHARED(float4, stages, 64);
     stages[threadIdx.x] = stages[threadIdx.x + 32] = make_float4(0, 0, 0, 0);
     for (int group = 0; group < 2; group++) {
-        cp_async16(&stages[group * 32 + threadIdx.x], from + group * 32 + threadIdx.x);
+        cp_async16(true, &stages[group * 32 + threadIdx.x], from + group * 32 + threadIdx.x);
         cp_async_commit();
     }
     if (wait == 1) cp_async_wait<1>();

@@ -53,13 +53,13 @@ class Muon(torch.optim.Optimizer):
                     self.state[x]["momentum_buffer"] = torch.zeros_like(x)
                 m = self.state[x]["momentum_buffer"]
                 m.lerp_(x.grad, 1 - group["momentum"])
-                updates.append(torch.zeros_like(x))
-                if i % p.size == p.rank:
+                own = i % p.size == p.rank
+                updates.append(x.grad.lerp(m, group["momentum"]) if own else torch.zeros_like(x))
+                if own:
                     mine.setdefault(x.shape, []).append(i)
             for members in mine.values():
-                together = torch.stack([params[i].grad.lerp(self.state[params[i]]["momentum_buffer"], group["momentum"])
-                                        for i in members])
-                for i, update in zip(members, orthogonalise(together)):
+                together = orthogonalise(torch.stack([updates[i] for i in members]))
+                for i, update in zip(members, together):
                     updates[i] = update
             p.add(updates)  # of each update, all processes but one have zeros
             for x, update in zip(params, updates):
