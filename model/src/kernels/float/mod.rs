@@ -204,7 +204,7 @@ unsafe fn run<W: Element>(isa: Isa, product: &Product<'_, W>) {
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
 unsafe fn avx512<W: Element>(product: &Product<'_, W>) {
     // SAFETY: the caller's promise.
-    unsafe { tile::run::<vector::avx512::V, W, 8, 4, 4, 1>(product) };
+    unsafe { tile::run::<vector::avx512::V, W, 8, 4, 4, 4, 1>(product) };
 }
 
 /// Two registers are a group.
@@ -215,7 +215,7 @@ unsafe fn avx512<W: Element>(product: &Product<'_, W>) {
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn avx2<W: Element>(product: &Product<'_, W>) {
     // SAFETY: the caller's promise.
-    unsafe { tile::run::<vector::avx2::V, W, 0, 8, 2, 2>(product) };
+    unsafe { tile::run::<vector::avx2::V, W, 0, 8, 4, 2, 2>(product) };
 }
 
 /// Four registers are a group.
@@ -226,7 +226,7 @@ unsafe fn avx2<W: Element>(product: &Product<'_, W>) {
 #[target_feature(enable = "neon")]
 unsafe fn neon<W: Element>(product: &Product<'_, W>) {
     // SAFETY: the caller's promise.
-    unsafe { tile::run::<vector::neon::V, W, 0, 16, 4, 4>(product) };
+    unsafe { tile::run::<vector::neon::V, W, 0, 16, 4, 4, 4>(product) };
 }
 
 #[cfg(test)]

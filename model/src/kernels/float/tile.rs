@@ -132,8 +132,8 @@ unsafe fn strip<V: Vector, W: Element, const R: usize>(
 }
 
 /// The whole product. `PAIR`: registers of two whole panels, which one row reads at once, because memory serves two places
-/// faster than one, or 0 where there are too few registers; `ONE`: registers of a whole panel; `MANY`: registers that many
-/// rows meet at a time; `GROUPED`: registers of a group.
+/// faster than one, or 0 where there are too few registers; `ONE`: registers of a whole panel; `FEW` and `MANY`: registers that two
+/// or three and that more rows meet at a time; `GROUPED`: registers of a group.
 ///
 /// # Safety
 /// The machine has the set of `V`, and no other thread accesses the product's part of the output.
@@ -143,17 +143,24 @@ pub(super) unsafe fn run<
     W: Element,
     const PAIR: usize,
     const ONE: usize,
+    const FEW: usize,
     const MANY: usize,
     const GROUPED: usize,
 >(
     product: &Product<'_, W>,
 ) {
-    let (many, end) = (product.rows.len() > 1, product.panels.end);
+    let (one, end) = (product.rows.len() == 1, product.panels.end);
+    // Registers at a time; the last ones of a panel may be fewer, a group.
+    let registers = match product.rows.len() {
+        1 => ONE,
+        2 | 3 => FEW,
+        _ => MANY,
+    };
     let panel = |p: usize| product.w[p * PANEL * product.k..].as_ptr();
     let mut p = product.panels.start;
     while p < end {
         let (columns, width) = panels::rows(p, product.n);
-        if PAIR > 0 && !many && p + 2 <= end && columns.start + 2 * PANEL <= product.n {
+        if PAIR > 0 && one && p + 2 <= end && columns.start + 2 * PANEL <= product.n {
             // SAFETY: both panels are whole.
             unsafe { strip::<V, W, PAIR>(product, panel(p), width, &(columns.start..columns.start + 2 * PANEL)) };
             p += 2;
@@ -161,22 +168,17 @@ pub(super) unsafe fn run<
         }
         let mut lane = 0;
         while lane < width {
-            let left = width - lane;
-            let step = if !many && left == PANEL {
-                PANEL
-            } else if many && left >= MANY * V::LANES {
-                MANY * V::LANES
-            } else {
-                GROUP
-            };
+            let step = if width - lane >= registers * V::LANES { registers * V::LANES } else { GROUP };
             let from = columns.start + lane;
             let part = from..columns.end.min(from + step);
             let w = panel(p).wrapping_add(lane);
             // SAFETY: the lanes lie inside the panel, whose columns are `width` apart.
             unsafe {
-                match step {
-                    PANEL if !many => strip::<V, W, ONE>(product, w, width, &part),
-                    GROUP if MANY != GROUPED => strip::<V, W, GROUPED>(product, w, width, &part),
+                match (step, product.rows.len()) {
+                    (GROUP, _) if MANY != GROUPED => strip::<V, W, GROUPED>(product, w, width, &part),
+                    (GROUP, _) => strip::<V, W, MANY>(product, w, width, &part),
+                    (_, 1) => strip::<V, W, ONE>(product, w, width, &part),
+                    (_, 2 | 3) => strip::<V, W, FEW>(product, w, width, &part),
                     _ => strip::<V, W, MANY>(product, w, width, &part),
                 }
             }

@@ -8,8 +8,14 @@
 //! rows, some columns at a time are unpacked into the first cache, and are not converted for every tile as plain bf16 is.
 
 #[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
 mod avx512;
 mod format;
+#[cfg(target_arch = "x86_64")]
+mod many;
+#[cfg(target_arch = "x86_64")]
+mod product;
 
 use std::ops::Range;
 
@@ -25,7 +31,7 @@ const LEAST: usize = 1 << 20;
 /// Whether there is a kernel for this instruction set.
 #[cfg(target_arch = "x86_64")]
 fn has_kernel(isa: Isa) -> bool {
-    matches!(isa, Isa::Avx512 | Isa::Avx512Vnni)
+    isa != Isa::Plain
 }
 
 #[cfg(not(target_arch = "x86_64"))]
@@ -51,10 +57,12 @@ pub(super) unsafe fn panels(
     out: Output<'_>,
 ) {
     #[cfg(target_arch = "x86_64")]
-    if has_kernel(isa) {
+    match isa {
         // SAFETY: the machine has the set, and the rest is the caller's promise.
-        unsafe { avx512::run(x, rows, w, panels, out) };
-        return;
+        Isa::Avx512 | Isa::Avx512Vnni => return unsafe { avx512::run(x, rows, w, panels, out) },
+        // SAFETY: as above.
+        Isa::Avx2 => return unsafe { avx2::run(x, rows, w, panels, out) },
+        Isa::Plain => {}
     }
     let _ = isa;
     let mut weights = vec![0.0f32; w.k];

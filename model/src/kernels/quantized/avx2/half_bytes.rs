@@ -1,18 +1,18 @@
-//! AVX2: two registers are sixteen rows of weights, four columns of each.
+//! q4_0 and q4_k with AVX2: two registers are sixteen rows of weights, four columns of each. Their sums stay in registers.
 
 use std::arch::x86_64::{
-    __m256, __m256i, _mm_loadu_si128, _mm256_abs_epi8, _mm256_add_epi16, _mm256_add_epi32, _mm256_and_si256,
-    _mm256_cvtepi32_ps, _mm256_cvtph_ps, _mm256_fmadd_ps, _mm256_fnmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256,
-    _mm256_madd_epi16, _mm256_maddubs_epi16, _mm256_mul_ps, _mm256_or_si256, _mm256_set1_epi8, _mm256_set1_epi16,
-    _mm256_set1_epi32, _mm256_set1_ps, _mm256_setr_epi32, _mm256_setzero_ps, _mm256_setzero_si256, _mm256_shuffle_epi8,
-    _mm256_sign_epi8, _mm256_slli_epi32, _mm256_srli_epi16, _mm256_storeu_ps, _mm256_xor_si256,
+    __m256, __m256i, _mm_loadu_si128, _mm256_add_epi16, _mm256_add_epi32, _mm256_and_si256, _mm256_cvtepi32_ps,
+    _mm256_cvtph_ps, _mm256_fmadd_ps, _mm256_fnmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_madd_epi16,
+    _mm256_maddubs_epi16, _mm256_mul_ps, _mm256_or_si256, _mm256_set1_epi8, _mm256_set1_epi16, _mm256_set1_epi32,
+    _mm256_set1_ps, _mm256_setr_epi32, _mm256_setzero_ps, _mm256_setzero_si256, _mm256_shuffle_epi8, _mm256_slli_epi32,
+    _mm256_srli_epi16, _mm256_storeu_ps,
 };
 use std::ops::Range;
 
-use super::activations::{Activations, BlockSums};
-use super::format::{BLOCK, FIRST_BYTES, Form, Kind, Panel, cached_blocks, tiles};
 use crate::kernels::panels::{GROUP, Output};
 use crate::kernels::prefetch::{LINE, Stretch};
+use crate::kernels::quantized::activations::{Activations, BlockSums};
+use crate::kernels::quantized::format::{BLOCK, FIRST_BYTES, Form, Kind, Panel, cached_blocks, tiles};
 
 /// Most rows of `x` in a tile: four sums and four products of sixteen registers.
 const ROWS: usize = 2;
@@ -32,49 +32,35 @@ unsafe fn products<F: Form, const R: usize, const HIGH: bool>(
     w: *const u8,
     stride: usize,
 ) -> [[__m256i; 2]; R] {
-    let (low, flip, ones) = (_mm256_set1_epi8(15), _mm256_set1_epi8(-128), _mm256_set1_epi16(1));
+    let (low, ones) = (_mm256_set1_epi8(15), _mm256_set1_epi16(1));
     let mut sums = [[_mm256_setzero_si256(); 2]; R];
     for step in 0..8 {
-        let (word, column) = match F::KIND {
-            Kind::Q8_0 | Kind::Q4K => (step, 4 * step),
+        let (word, column, high) = match F::KIND {
             // Both halves of a word's bytes, one after the other.
-            Kind::Q4_0 => (step / 2, 4 * (step / 2) + 16 * (step % 2)),
+            Kind::Q4_0 => (step / 2, 4 * (step / 2) + 16 * (step % 2), step % 2 == 1),
+            _ => (step, 4 * step, HIGH),
         };
-        let high = if F::KIND == Kind::Q4_0 { step % 2 == 1 } else { HIGH };
         for half in 0..2 {
             // SAFETY: the caller's promise: word `word` of 16 rows.
             let bytes = unsafe { _mm256_loadu_si256(w.add(word * stride + 32 * half).cast()) };
-            let weights = match (F::KIND, high) {
-                (Kind::Q8_0, _) => _mm256_xor_si256(bytes, flip),
-                (_, false) => _mm256_and_si256(bytes, low),
-                (_, true) => _mm256_and_si256(_mm256_srli_epi16::<4>(bytes), low),
-            };
+            let weights = _mm256_and_si256(if high { _mm256_srli_epi16::<4>(bytes) } else { bytes }, low);
             for (r, sums) in sums.iter_mut().enumerate() {
                 // SAFETY: the caller's promise: column + 4 <= 32 bytes of block r.
                 let x = _mm256_set1_epi32(unsafe { x.add(BLOCK * r + column).cast::<i32>().read_unaligned() });
-                sums[half] = if F::KIND == Kind::Q8_0 {
-                    // Moves the sign from the weight to `x`, which is never -128: two products are 2 * 128 * 127 at
-                    // most, which 16 bits hold.
-                    let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(weights), _mm256_sign_epi8(x, weights));
-                    _mm256_add_epi32(sums[half], _mm256_madd_epi16(pairs, ones))
-                } else {
-                    // Sixteen products of the block are 16 * 15 * 127 at most, which 16 bits hold.
-                    _mm256_add_epi16(sums[half], _mm256_maddubs_epi16(weights, x))
-                };
+                // Sixteen products of the block are 16 * 15 * 127 at most, which 16 bits hold.
+                sums[half] = _mm256_add_epi16(sums[half], _mm256_maddubs_epi16(weights, x));
             }
         }
     }
-    if F::KIND != Kind::Q8_0 {
-        for (r, sums) in sums.iter_mut().enumerate() {
-            // SAFETY: the caller's promise: sums of R blocks.
-            let negative = _mm256_set1_epi32(unsafe { (*block_sums.add(r)).negative });
-            let zero = match F::KIND {
-                Kind::Q4_0 => _mm256_slli_epi32::<3>(negative),
-                _ => _mm256_setzero_si256(),
-            };
-            for half in 0..2 {
-                sums[half] = _mm256_add_epi32(_mm256_madd_epi16(sums[half], ones), zero);
-            }
+    for (r, sums) in sums.iter_mut().enumerate() {
+        // SAFETY: the caller's promise: sums of R blocks.
+        let negative = _mm256_set1_epi32(unsafe { (*block_sums.add(r)).negative });
+        let zero = match F::KIND {
+            Kind::Q4_0 => _mm256_slli_epi32::<3>(negative),
+            _ => _mm256_setzero_si256(),
+        };
+        for half in 0..2 {
+            sums[half] = _mm256_add_epi32(_mm256_madd_epi16(sums[half], ones), zero);
         }
     }
     sums

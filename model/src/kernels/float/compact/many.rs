@@ -1,0 +1,123 @@
+//! Many rows of `x`: some columns of a panel at a time are unpacked into the first cache, as f32, and meet [`KEPT`] rows there.
+//!
+//! Every sum is a chain over the columns in their order, whether it stays in a register or is kept from block to block.
+
+use std::ops::Range;
+
+use super::format::Compact;
+use super::product::{REGISTERS, Steps, Unpack, lane};
+use crate::kernels::float::tile::tiles;
+use crate::kernels::panels::{self, Output, PANEL};
+use crate::kernels::vector::Vector;
+
+/// Columns that are unpacked at a time: in f32 they take 16 KiB, half of the first cache at most.
+const COLUMNS: usize = 64;
+/// Most rows whose sums are kept from block to block.
+const KEPT: usize = 64;
+
+/// Columns in f32, one after another.
+#[repr(align(64))]
+struct Block([f32; COLUMNS * PANEL]);
+
+impl Block {
+    /// Unpacks the next columns, whole steps.
+    ///
+    /// # Safety
+    /// The machine has the set of `V`, and the panel these columns.
+    #[inline(always)]
+    unsafe fn unpack<V: Unpack, const P: usize>(&mut self, steps: &mut Steps<'_, V>, columns: Range<usize>) {
+        assert!(columns.len() <= COLUMNS, "unpack: a block");
+        let start = columns.start;
+        // SAFETY: the caller's promise; the block has room for the columns.
+        unsafe {
+            steps.columns::<P>((columns, 0, true), |column, part, weights| {
+                for r in 0..REGISTERS {
+                    let to = (column - start) * PANEL + lane::<V>(part, r);
+                    weights[r].store(self.0.as_mut_ptr().add(to));
+                }
+            });
+        }
+    }
+}
+
+/// Adds some columns to the sums of `M` rows in `R` registers. x: the first row's first of these columns; sums: `M` rows of a
+/// panel
+///
+/// # Safety
+/// The machine has the set of `V`; `M` rows of `columns` are readable at `x`, `k` apart.
+#[inline(always)]
+unsafe fn add<V: Vector, const M: usize, const R: usize>(
+    x: *const f32,
+    k: usize,
+    columns: usize,
+    (block, lane): (&Block, usize),
+    sums: &mut [[f32; PANEL]],
+) {
+    assert!(sums.len() == M && columns <= COLUMNS && lane + R * V::LANES <= PANEL, "add: a tile");
+    // SAFETY: the block has these columns, and the sums as many rows.
+    unsafe {
+        let mut own = [[V::splat(0.0); R]; M];
+        for m in 0..M {
+            for r in 0..R {
+                own[m][r] = V::load(sums[m].as_ptr().add(lane + r * V::LANES));
+            }
+        }
+        for c in 0..columns {
+            let mut weights = [V::splat(0.0); R];
+            for r in 0..R {
+                weights[r] = V::load(block.0.as_ptr().add(c * PANEL + lane + r * V::LANES));
+            }
+            for m in 0..M {
+                let x = V::splat(*x.add(m * k + c));
+                for r in 0..R {
+                    own[m][r] = x.mul_add(weights[r], own[m][r]);
+                }
+            }
+        }
+        for m in 0..M {
+            for r in 0..R {
+                own[m][r].store(sums[m].as_mut_ptr().add(lane + r * V::LANES));
+            }
+        }
+    }
+}
+
+/// Rows of `x` against some panels, `R` registers of a panel at a time. `P`: the parts of a panel
+///
+/// # Safety
+/// The machine has the set of `V`; rows and panels are in bounds, and no other thread accesses this part of `out`.
+#[inline(always)]
+pub(super) unsafe fn run<V: Unpack, const P: usize, const R: usize>(
+    x: &[f32],
+    rows: Range<usize>,
+    w: &Compact,
+    panels: Range<usize>,
+    out: Output<'_>,
+) {
+    let (mut block, mut kept) = (Block([0.0; COLUMNS * PANEL]), [[0.0f32; PANEL]; KEPT]);
+    for p in panels {
+        let (columns, width) = panels::rows(p, w.n);
+        for first in rows.clone().step_by(KEPT) {
+            let sums = &mut kept[..KEPT.min(rows.end - first)];
+            sums.fill([0.0; PANEL]);
+            // SAFETY: the machine has the set; rows and columns are inside `x` and the panel.
+            unsafe {
+                let mut steps = Steps::<V>::new(w, p);
+                for start in (0..w.k).step_by(COLUMNS) {
+                    let part = start..w.k.min(start + COLUMNS);
+                    block.unpack::<V, P>(&mut steps, part.clone());
+                    tiles!(0..sums.len(), |row, M| {
+                        let x = x[(first + row) * w.k + start..].as_ptr();
+                        for lane in (0..width).step_by(R * V::LANES) {
+                            add::<V, M, R>(x, w.k, part.len(), (&block, lane), &mut sums[row..][..M]);
+                        }
+                    });
+                }
+            }
+            for (row, sums) in (first..).zip(&*sums) {
+                // SAFETY: the caller's promise.
+                unsafe { out.part(row, columns.clone()) }.copy_from_slice(&sums[..columns.len()]);
+            }
+        }
+    }
+}

@@ -1,0 +1,25 @@
+//! AVX2, a file for each way to multiply.
+
+mod half_bytes;
+mod whole_bytes;
+
+use std::ops::Range;
+
+use super::activations::Activations;
+use super::format::{Form, Kind, Panel};
+use crate::kernels::panels::Output;
+
+/// A panel for some rows of `x`.
+///
+/// # Safety
+/// The machine has AVX2, FMA and F16C. The rows are in `x`, whose columns are the panel's; `out` has them and the
+/// panel's columns, which no other thread accesses.
+pub(super) unsafe fn panel<F: Form>(x: &Activations, rows: Range<usize>, w: &Panel<'_>, out: Output<'_>) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match F::KIND {
+            Kind::Q8_0 => whole_bytes::panel(x, rows, w, out),
+            Kind::Q4_0 | Kind::Q4K => half_bytes::panel::<F>(x, rows, w, out),
+        }
+    }
+}
