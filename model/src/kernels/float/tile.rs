@@ -175,8 +175,7 @@ pub(super) unsafe fn run<
             // SAFETY: the lanes lie inside the panel, whose columns are `width` apart.
             unsafe {
                 match (step, product.rows.len()) {
-                    (GROUP, _) if MANY != GROUPED => strip::<V, W, GROUPED>(product, w, width, &part),
-                    (GROUP, _) => strip::<V, W, MANY>(product, w, width, &part),
+                    (GROUP, _) => strip::<V, W, GROUPED>(product, w, width, &part),
                     (_, 1) => strip::<V, W, ONE>(product, w, width, &part),
                     (_, 2 | 3) => strip::<V, W, FEW>(product, w, width, &part),
                     _ => strip::<V, W, MANY>(product, w, width, &part),

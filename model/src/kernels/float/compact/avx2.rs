@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use super::format::{COLUMNS, Compact};
 use super::many;
-use super::product::{At, REGISTERS, Unpack, correct, few};
+use super::product::{REGISTERS, Unpack, few};
 use crate::kernels::panels::{Output, PANEL};
 
 impl Unpack for __m256 {
@@ -52,22 +52,6 @@ impl Unpack for __m256 {
             ]
         }
     }
-
-    #[inline(always)]
-    unsafe fn corrected(weights: [Self; REGISTERS], at: At<'_>) -> [Self; REGISTERS] {
-        // SAFETY: the machine has the set.
-        unsafe { corrected(weights, at) }
-    }
-}
-
-/// # Safety
-/// As for [`run`].
-#[cold]
-#[inline(never)]
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn corrected(weights: [__m256; REGISTERS], at: At<'_>) -> [__m256; REGISTERS] {
-    // SAFETY: the machine has the set.
-    unsafe { correct(weights, at) }
 }
 
 /// Rows of `x` against some panels.
@@ -76,6 +60,7 @@ unsafe fn corrected(weights: [__m256; REGISTERS], at: At<'_>) -> [__m256; REGIST
 /// The machine has AVX2, FMA and F16C; rows and panels are in bounds, and no other thread accesses this part of `out`.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn run(x: &[f32], rows: Range<usize>, w: &Compact, panels: Range<usize>, out: Output<'_>) {
+    // Eight sums: for one row both parts, for two rows one part at a time. Sixteen would leave no register for weights.
     // SAFETY: the caller's promise.
     unsafe {
         match rows.len() {

@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use super::format::{COLUMNS, Compact};
 use super::many;
-use super::product::{At, REGISTERS, Unpack, correct, few};
+use super::product::{REGISTERS, Unpack, few};
 use crate::kernels::float::tile::tiles;
 use crate::kernels::panels::{Output, PANEL};
 
@@ -55,22 +55,6 @@ impl Unpack for __m512 {
             ]
         }
     }
-
-    #[inline(always)]
-    unsafe fn corrected(weights: [Self; REGISTERS], at: At<'_>) -> [Self; REGISTERS] {
-        // SAFETY: the machine has the set.
-        unsafe { corrected(weights, at) }
-    }
-}
-
-/// # Safety
-/// As for [`run`].
-#[cold]
-#[inline(never)]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-unsafe fn corrected(weights: [__m512; REGISTERS], at: At<'_>) -> [__m512; REGISTERS] {
-    // SAFETY: the machine has the set.
-    unsafe { correct(weights, at) }
 }
 
 /// Rows of `x` against some panels.

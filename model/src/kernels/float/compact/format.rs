@@ -19,7 +19,7 @@ pub(super) const COLUMNS: usize = 2;
 pub(super) const STEP: usize = COLUMNS * PANEL + PANEL;
 /// Instead of a code, for a high byte that has none.
 const ESCAPE: u8 = 16;
-/// Of so many weights, one may be an escape: each costs about as much as a step.
+/// Of so many weights, one may be an escape: each costs about as much as one or two steps.
 const RARE: usize = 512;
 /// About so many weights show which high bytes are frequent.
 const SAMPLE: usize = 1 << 18;
@@ -37,6 +37,7 @@ pub(super) struct Escape {
 #[derive(Debug)]
 pub(in super::super) struct Compact {
     pub(super) n: usize,
+    /// Whole steps.
     pub(super) k: usize,
     /// The high byte of each code.
     pub(super) table: [u8; 16],
@@ -45,11 +46,10 @@ pub(in super::super) struct Compact {
     escapes: Vec<Box<[Escape]>>,
 }
 
-/// The place of a row among the 64 bytes of a column: registers 2h and 2h + 1 take turns in bytes 8h to 8h + 7 of each
-/// sixteen.
+/// The place of a row among the 64 bytes of a column: groups 2h and 2h + 1 take turns in bytes 8h to 8h + 7 of each sixteen.
 pub(super) const fn place(row: usize) -> usize {
-    let (register, lane) = (row / 16, row % 16);
-    lane / 4 * 16 + register / 2 * 8 + lane % 4 * 2 + register % 2
+    let (group, lane) = (row / 16, row % 16);
+    lane / 4 * 16 + group / 2 * 8 + lane % 4 * 2 + group % 2
 }
 
 impl Compact {
@@ -70,6 +70,7 @@ impl Compact {
 
     /// Packs rows with given codes.
     pub(super) fn coded(rows: &[&[u8]], k: usize, table: [u8; 16]) -> Self {
+        assert!(k.is_multiple_of(COLUMNS), "{k} columns are not whole steps");
         let (n, isa) = (rows.len(), Isa::detect());
         let mut stream = Lines::zeroed(panels::count(n) * (k / COLUMNS) * STEP);
         let panels = stream.bytes_mut().par_chunks_mut(k / COLUMNS * STEP).enumerate();

@@ -1,23 +1,21 @@
 //! Many rows of `x`: some columns of a panel at a time are unpacked into the first cache, as f32, and meet [`KEPT`] rows there.
-//!
-//! Every sum is a chain over the columns in their order, whether it stays in a register or is kept from block to block.
 
 use std::ops::Range;
 
 use super::format::Compact;
-use super::product::{REGISTERS, Steps, Unpack, lane};
+use super::product::{REGISTERS, Steps, Unpack, lane, parts};
 use crate::kernels::float::tile::tiles;
 use crate::kernels::panels::{self, Output, PANEL};
 use crate::kernels::vector::Vector;
 
-/// Columns that are unpacked at a time: in f32 they take 16 KiB, half of the first cache at most.
-const COLUMNS: usize = 64;
+/// Columns that are unpacked at a time, 16 KiB in f32. With the sums of [`KEPT`] rows they fill a first cache of 32 KiB.
+const BLOCK: usize = 64;
 /// Most rows whose sums are kept from block to block.
 const KEPT: usize = 64;
 
 /// Columns in f32, one after another.
 #[repr(align(64))]
-struct Block([f32; COLUMNS * PANEL]);
+struct Block([f32; BLOCK * PANEL]);
 
 impl Block {
     /// Unpacks the next columns, whole steps.
@@ -26,7 +24,7 @@ impl Block {
     /// The machine has the set of `V`, and the panel these columns.
     #[inline(always)]
     unsafe fn unpack<V: Unpack, const P: usize>(&mut self, steps: &mut Steps<'_, V>, columns: Range<usize>) {
-        assert!(columns.len() <= COLUMNS, "unpack: a block");
+        assert!(columns.len() <= BLOCK, "unpack: a block");
         let start = columns.start;
         // SAFETY: the caller's promise; the block has room for the columns.
         unsafe {
@@ -53,7 +51,7 @@ unsafe fn add<V: Vector, const M: usize, const R: usize>(
     (block, lane): (&Block, usize),
     sums: &mut [[f32; PANEL]],
 ) {
-    assert!(sums.len() == M && columns <= COLUMNS && lane + R * V::LANES <= PANEL, "add: a tile");
+    assert!(sums.len() == M && columns <= BLOCK && lane + R * V::LANES <= PANEL, "add: a tile");
     // SAFETY: the block has these columns, and the sums as many rows.
     unsafe {
         let mut own = [[V::splat(0.0); R]; M];
@@ -94,29 +92,30 @@ pub(super) unsafe fn run<V: Unpack, const P: usize, const R: usize>(
     panels: Range<usize>,
     out: Output<'_>,
 ) {
-    let (mut block, mut kept) = (Block([0.0; COLUMNS * PANEL]), [[0.0f32; PANEL]; KEPT]);
+    const { assert!(P == parts::<V>(), "all parts of a panel") };
+    let (mut block, mut kept) = (Block([0.0; BLOCK * PANEL]), [[0.0f32; PANEL]; KEPT]);
     for p in panels {
-        let (columns, width) = panels::rows(p, w.n);
+        let (outputs, width) = panels::rows(p, w.n);
         for first in rows.clone().step_by(KEPT) {
             let sums = &mut kept[..KEPT.min(rows.end - first)];
             sums.fill([0.0; PANEL]);
             // SAFETY: the machine has the set; rows and columns are inside `x` and the panel.
             unsafe {
                 let mut steps = Steps::<V>::new(w, p);
-                for start in (0..w.k).step_by(COLUMNS) {
-                    let part = start..w.k.min(start + COLUMNS);
-                    block.unpack::<V, P>(&mut steps, part.clone());
+                for start in (0..w.k).step_by(BLOCK) {
+                    let columns = start..w.k.min(start + BLOCK);
+                    block.unpack::<V, P>(&mut steps, columns.clone());
                     tiles!(0..sums.len(), |row, M| {
                         let x = x[(first + row) * w.k + start..].as_ptr();
                         for lane in (0..width).step_by(R * V::LANES) {
-                            add::<V, M, R>(x, w.k, part.len(), (&block, lane), &mut sums[row..][..M]);
+                            add::<V, M, R>(x, w.k, columns.len(), (&block, lane), &mut sums[row..][..M]);
                         }
                     });
                 }
             }
             for (row, sums) in (first..).zip(&*sums) {
                 // SAFETY: the caller's promise.
-                unsafe { out.part(row, columns.clone()) }.copy_from_slice(&sums[..columns.len()]);
+                unsafe { out.part(row, outputs.clone()) }.copy_from_slice(&sums[..outputs.len()]);
             }
         }
     }

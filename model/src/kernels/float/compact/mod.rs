@@ -5,7 +5,8 @@
 //! instead of 16. The rare weights with other high bytes are escapes, listed apart in the order of the stream.
 //!
 //! Few rows meet the weights as they are unpacked: memory bounds such a product, which so takes as much less time. For many
-//! rows, some columns at a time are unpacked into the first cache, and are not converted for every tile as plain bf16 is.
+//! rows, some columns at a time are unpacked into the first cache, and are not converted for every tile as plain bf16 is. Every sum
+//! is a chain over the columns in their order, whether it stays in a register or is kept from block to block.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;

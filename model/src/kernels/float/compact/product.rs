@@ -10,11 +10,11 @@ use crate::kernels::prefetch::{LINE, prefetch};
 use crate::kernels::vector::Vector;
 
 /// Bytes by which the stream is asked for ahead. An Intel Xeon reads fastest at 3 to 6 KiB, and at two thirds of that speed if
-/// not asked.
+/// not asked. Not tuned for other processors.
 const AHEAD: usize = 6 << 10;
 
-/// Registers of a column that are unpacked together: register r has the same lanes of group r.
-pub(super) const REGISTERS: usize = 4;
+/// Registers of a part of a column, one for each group of the panel.
+pub(super) const REGISTERS: usize = PANEL / GROUP;
 
 /// A register that unpacks compact weights.
 ///
@@ -26,23 +26,11 @@ pub(super) trait Unpack: Vector {
     /// The table of high bytes.
     unsafe fn table(bytes: &[u8; 16]) -> Self::Bytes;
     /// The low and the high byte of each weight of a step, as numbers of 16 bits in the order of `place`, of each column two
-    /// registers: of each group the lanes from `part * LANES` on, which are one register in f32. A step is readable at `at`.
+    /// registers: of each group the lanes from `part * LANES` on, which are one register in f32. A step is readable at `at`, and
+    /// `part` is one of [`parts`].
     unsafe fn pairs(at: *const u8, table: Self::Bytes, part: usize) -> [[Self::Bytes; 2]; COLUMNS];
     /// A column in f32.
     unsafe fn widened(pairs: [Self::Bytes; 2]) -> [Self; REGISTERS];
-    /// [`correct`] as a call, so that the compiler keeps sums in registers where there is nothing to correct.
-    unsafe fn corrected(weights: [Self; REGISTERS], at: At<'_>) -> [Self; REGISTERS];
-}
-
-/// A part of a column.
-#[derive(Clone, Copy)]
-pub(super) struct At<'a> {
-    column: usize,
-    part: usize,
-    /// The column's low bytes.
-    lows: &'a [u8; PANEL],
-    /// The escapes from the column's step on.
-    escapes: &'a [Escape],
 }
 
 /// Parts of a panel.
@@ -50,30 +38,37 @@ pub(super) const fn parts<V: Vector>() -> usize {
     GROUP / V::LANES
 }
 
-/// Where register `r` of a part is among the rows of a panel.
+/// The first row in its panel of register `r` of a part.
 pub(super) const fn lane<V: Vector>(part: usize, r: usize) -> usize {
     r * GROUP + part * V::LANES
 }
 
-/// A part of a column's weights with the true values of those whose codes stand for others.
+/// Gives a part of a column the true values of the weights whose codes stand for others. A call, and in memory, so that the
+/// compiler keeps the sums in registers where there is nothing to correct.
 ///
-/// # Safety
-/// The machine has the set of `V`.
-#[inline(always)]
-pub(super) unsafe fn correct<V: Unpack>(mut weights: [V; REGISTERS], at: At<'_>) -> [V; REGISTERS] {
-    for escape in at.escapes.iter().take_while(|escape| escape.column as usize <= at.column) {
+/// weights: register after register; lanes: of a register; lows: the column's low bytes; escapes: the column's
+#[cold]
+#[inline(never)]
+fn correct(weights: &mut [f32; PANEL], lanes: usize, part: usize, lows: &[u8; PANEL], escapes: &[Escape]) {
+    for escape in escapes {
         let row = usize::from(escape.row);
-        if escape.column as usize == at.column && row % GROUP / V::LANES == at.part {
-            let mut lanes = [0.0f32; GROUP];
-            // SAFETY: the machine has the set, and a register's lanes fit.
-            unsafe {
-                weights[row / GROUP].store(lanes.as_mut_ptr());
-                lanes[row % V::LANES] = bf16::from_le_bytes([at.lows[place(row)], escape.high]).to_f32();
-                weights[row / GROUP] = V::load(lanes.as_ptr());
-            }
+        if row % GROUP / lanes == part {
+            let value = bf16::from_le_bytes([lows[place(row)], escape.high]);
+            weights[row / GROUP * lanes + row % lanes] = value.to_f32();
         }
     }
-    weights
+}
+
+/// Takes the escapes of a step, column by column. first: the step's first column
+#[cold]
+#[inline(never)]
+fn take<'a>(escapes: &mut &'a [Escape], first: usize) -> [&'a [Escape]; COLUMNS] {
+    let mut taken: [&[Escape]; COLUMNS] = [&[]; COLUMNS];
+    for (column, taken) in (first..).zip(&mut taken) {
+        let count = escapes.iter().take_while(|escape| escape.column as usize == column).count();
+        (*taken, *escapes) = escapes.split_at(count);
+    }
+    taken
 }
 
 /// The column of the first escape; a column that no panel has without one.
@@ -103,7 +98,7 @@ impl<'a, V: Unpack> Steps<'a, V> {
     /// `part`, and its weights. ask: whether the panel is not in the cache
     ///
     /// # Safety
-    /// The machine has the set of `V`; the columns are the panel's, whole steps.
+    /// The machine has the set of `V`; the columns are the panel's, whole steps, and so are the parts.
     #[inline(always)]
     pub(super) unsafe fn columns<const P: usize>(
         &mut self,
@@ -113,7 +108,11 @@ impl<'a, V: Unpack> Steps<'a, V> {
         let stream = self.w.panel(self.p);
         let mut escape = next(self.escapes);
         for first in columns.step_by(COLUMNS) {
-            let rare = escape < first + COLUMNS;
+            let mut escapes: [&[Escape]; COLUMNS] = [&[]; COLUMNS];
+            if escape < first + COLUMNS {
+                escapes = take(&mut self.escapes, first);
+                escape = next(self.escapes);
+            }
             // SAFETY: the step is the panel's, by the caller's promise.
             unsafe {
                 let at = stream.as_ptr().add(first / COLUMNS * STEP);
@@ -126,18 +125,19 @@ impl<'a, V: Unpack> Steps<'a, V> {
                     let pairs = V::pairs(at, self.table, part + i);
                     for c in 0..COLUMNS {
                         let mut weights = V::widened(pairs[c]);
-                        if rare {
-                            let (lows, escapes) = (&*at.add(c * PANEL).cast(), self.escapes);
-                            weights = V::corrected(weights, At { column: first + c, part: part + i, lows, escapes });
+                        if !escapes[c].is_empty() {
+                            let mut stored = [0.0f32; PANEL];
+                            for r in 0..REGISTERS {
+                                weights[r].store(stored[r * V::LANES..][..V::LANES].as_mut_ptr());
+                            }
+                            correct(&mut stored, V::LANES, part + i, &*at.add(c * PANEL).cast(), escapes[c]);
+                            for r in 0..REGISTERS {
+                                weights[r] = V::load(stored[r * V::LANES..][..V::LANES].as_ptr());
+                            }
                         }
                         each(first + c, i, weights);
                     }
                 }
-            }
-            if rare {
-                let past = self.escapes.iter().take_while(|escape| (escape.column as usize) < first + COLUMNS).count();
-                self.escapes = &self.escapes[past..];
-                escape = next(self.escapes);
             }
         }
     }
@@ -146,7 +146,7 @@ impl<'a, V: Unpack> Steps<'a, V> {
 /// `M` rows of `x` against `P` parts of a panel. x: the first row; ask: whether the panel is not in the cache
 ///
 /// # Safety
-/// The machine has the set of `V`; `M` rows are readable at `x`, and no other thread accesses their outputs in this panel.
+/// The machine has the set of `V`; `M` rows are readable at `x`, and the parts are the panel's.
 #[inline(always)]
 unsafe fn tile<V: Unpack, const M: usize, const P: usize>(
     x: *const f32,
@@ -175,10 +175,10 @@ unsafe fn tile<V: Unpack, const M: usize, const P: usize>(
     }
 }
 
-/// `M` rows of `x`, from `row` on, against a panel, `P` parts at a time.
+/// `M` rows of `x`, from `row` on, against a panel, `P` parts at a time. ask: whether the panel is not in the cache
 ///
 /// # Safety
-/// As for [`run`].
+/// The machine has the set of `V`; rows and panel are in bounds, and no other thread accesses this part of `out`.
 #[inline(always)]
 pub(super) unsafe fn few<V: Unpack, const M: usize, const P: usize>(
     (x, row): (&[f32], usize),
@@ -186,6 +186,7 @@ pub(super) unsafe fn few<V: Unpack, const M: usize, const P: usize>(
     ask: bool,
     out: Output<'_>,
 ) {
+    const { assert!(parts::<V>().is_multiple_of(P), "parts of a panel") };
     let mut sums = [[0.0f32; PANEL]; M];
     for part in (0..parts::<V>()).step_by(P) {
         // SAFETY: the caller's promise.

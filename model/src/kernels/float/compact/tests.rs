@@ -33,10 +33,11 @@ proptest! {
         n in 1usize..210,
         steps in 1usize..140,
         coded in 0usize..17,
+        rare in prop::sample::select(&[7usize, 701][..]),
         seed: u32,
     ) {
         let k = 2 * steps;
-        let (all, bytes) = weights(n * k, seed, 7);
+        let (all, bytes) = weights(n * k, seed, rare);
         // With no code at all, every weight is an escape.
         let table = std::array::from_fn(|code| if code < coded { all[code % all.len()].to_le_bytes()[1] } else { 0xff });
         let first = n / 3 * k * 2;

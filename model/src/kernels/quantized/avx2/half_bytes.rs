@@ -1,4 +1,5 @@
-//! q4_0 and q4_k with AVX2: two registers are sixteen rows of weights, four columns of each. Their sums stay in registers.
+//! q4_0 and q4_k with AVX2: two registers are sixteen rows of weights, four columns of each. Sums stay in
+//! registers while a stretch of blocks is in the first cache.
 
 use std::arch::x86_64::{
     __m256, __m256i, _mm_loadu_si128, _mm256_add_epi16, _mm256_add_epi32, _mm256_and_si256, _mm256_cvtepi32_ps,

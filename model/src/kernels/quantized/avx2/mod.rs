@@ -1,4 +1,4 @@
-//! AVX2, a file for each way to multiply.
+//! AVX2: q8_0 in `whole_bytes`; q4_0 and q4_k in `half_bytes`, whose sums stay in registers, which is faster for one and two rows.
 
 mod half_bytes;
 mod whole_bytes;

@@ -1,7 +1,7 @@
 //! q8_0 with AVX2: a register is eight rows of weights, four columns of each.
 //!
 //! A panel is read from its first byte to its last, block by block, and all rows of `x` meet a block before the next one. Several
-//! rows keep their sums in the first cache, a single row in registers.
+//! rows keep their sums in the first cache, a single row and a whole panel in registers.
 
 use std::arch::x86_64::{
     __m256, __m256i, _mm_loadu_si128, _mm256_add_epi32, _mm256_and_si256, _mm256_cvtepi32_ps, _mm256_cvtph_ps,
@@ -114,6 +114,7 @@ unsafe fn products<const R: usize, const G: usize>(x: &[Row; R], block: &Block, 
         }
         // The even columns as numbers of 16 bits, then the odd ones: a sum of two products of bytes may not fit into 16.
         for odd in [false, true] {
+            // Two at a time: the compiler would load all first, and have no registers left for the products.
             for g in (0..G).step_by(2) {
                 let at = block.words.wrapping_add(word * block.stride + 4 * (lane + g * LANES));
                 let mut weights = [low; 2];
