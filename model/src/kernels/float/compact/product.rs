@@ -98,7 +98,7 @@ impl<'a, V: Unpack> Steps<'a, V> {
     /// `part`, and its weights. ask: whether the panel is not in the cache
     ///
     /// # Safety
-    /// The machine has the set of `V`; the columns are the panel's, whole steps, and so are the parts.
+    /// The machine has the set of `V`; the columns, whole steps, and the parts are the panel's.
     #[inline(always)]
     pub(super) unsafe fn columns<const P: usize>(
         &mut self,
