@@ -60,7 +60,8 @@ impl Unpack for __m256 {
 /// The machine has AVX2, FMA and F16C; rows and panels are in bounds, and no other thread accesses this part of `out`.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn run(x: &[f32], rows: Range<usize>, w: &Compact, panels: Range<usize>, out: Output<'_>) {
-    // Eight sums: for one row both parts, for two rows one part at a time. Sixteen would leave no register for weights.
+    // Eight sums: for one row both parts, for two rows one part at a time. With the twelve of three rows the compiler moves sums to
+    // memory, and unpacked blocks are faster.
     // SAFETY: the caller's promise.
     unsafe {
         match rows.len() {
