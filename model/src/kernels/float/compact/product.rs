@@ -105,28 +105,32 @@ impl<'a, V: Unpack> Steps<'a, V> {
         (columns, part, ask): (Range<usize>, usize, bool),
         mut each: impl FnMut(usize, usize, [V; REGISTERS]),
     ) {
-        let stream = self.w.panel(self.p);
-        let mut escape = next(self.escapes);
-        for first in columns.step_by(COLUMNS) {
-            let mut escapes: [&[Escape]; COLUMNS] = [&[]; COLUMNS];
-            if escape < first + COLUMNS {
-                escapes = take(&mut self.escapes, first);
-                escape = next(self.escapes);
-            }
-            // SAFETY: the step is the panel's, by the caller's promise.
-            unsafe {
-                let at = stream.as_ptr().add(first / COLUMNS * STEP);
-                if ask {
-                    for line in (0..STEP).step_by(LINE) {
-                        prefetch(at.wrapping_add(AHEAD + line));
+        let mut first = columns.start;
+        while first < columns.end {
+            // The common loop has no test for escapes, and its sums stay in registers.
+            let escape = next(self.escapes).min(columns.end) / COLUMNS * COLUMNS;
+            for first in (first..escape).step_by(COLUMNS) {
+                // SAFETY: the step is the panel's, by the caller's promise.
+                unsafe {
+                    let at = self.step(first, ask);
+                    for i in 0..P {
+                        let pairs = V::pairs(at, self.table, part + i);
+                        for c in 0..COLUMNS {
+                            each(first + c, i, V::widened(pairs[c]));
+                        }
                     }
                 }
-                for i in 0..P {
-                    let pairs = V::pairs(at, self.table, part + i);
-                    for c in 0..COLUMNS {
-                        let mut weights = V::widened(pairs[c]);
-                        if !escapes[c].is_empty() {
+            }
+            if escape < columns.end {
+                let escapes = take(&mut self.escapes, escape);
+                // SAFETY: as above.
+                unsafe {
+                    let at = self.step(escape, ask);
+                    for i in 0..P {
+                        let pairs = V::pairs(at, self.table, part + i);
+                        for c in 0..COLUMNS {
                             let mut stored = [0.0f32; PANEL];
+                            let mut weights = V::widened(pairs[c]);
                             for r in 0..REGISTERS {
                                 weights[r].store(stored[r * V::LANES..][..V::LANES].as_mut_ptr());
                             }
@@ -134,12 +138,29 @@ impl<'a, V: Unpack> Steps<'a, V> {
                             for r in 0..REGISTERS {
                                 weights[r] = V::load(stored[r * V::LANES..][..V::LANES].as_ptr());
                             }
+                            each(escape + c, i, weights);
                         }
-                        each(first + c, i, weights);
                     }
                 }
             }
+            first = escape + COLUMNS;
         }
+    }
+
+    /// Where the step of a column lies. ask: for the bytes that follow
+    ///
+    /// # Safety
+    /// The step is the panel's.
+    #[inline(always)]
+    unsafe fn step(&self, first: usize, ask: bool) -> *const u8 {
+        // SAFETY: the caller's promise.
+        let at = unsafe { self.w.panel(self.p).as_ptr().add(first / COLUMNS * STEP) };
+        if ask {
+            for line in (0..STEP).step_by(LINE) {
+                prefetch(at.wrapping_add(AHEAD + line));
+            }
+        }
+        at
     }
 }
 
