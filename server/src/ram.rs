@@ -11,7 +11,7 @@ pub struct ModelMemory {
 }
 
 /// Reserved for the program and its requests: 256 MiB for the log probabilities of responses, 64 MiB for the pages of the
-/// index, and the rest for the program, bodies, tokens and grammars.
+/// index, and 128 MiB for the program, bodies (`api/memory.rs` bounds those of one owner by 64 MiB), tokens and grammars.
 const REQUESTS: u64 = 448 << 20;
 
 /// The least for caches: with less, most turns would read their states from disk.

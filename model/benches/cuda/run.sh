@@ -6,7 +6,7 @@
 # `build` needs CUDA's toolkit for its nvcc ($CUDA_HOME); without, the GPU's machine must have NVRTC. The GPU's machine
 # needs the driver; for what is measured beside, python3 ($PYTHON) with torch; for the sanitizer, compute-sanitizer.
 #
-# OUT/: measure.jsonl (a line for each number), results.json, table.md, curve.jsonl (for `tidegate-weights cost`), log.txt,
+# OUT/: measure.jsonl (a line for each number), results.json, table.md, curve.jsonl (for `tidegate-experiments cost`), log.txt,
 # tests.log, sanitizer.log. A part that fails or takes too long is said in the table; the others go on.
 #
 # TIDEGATE_NCU=1 adds what the hardware counts of each kernel (ncu.txt), in the sanitizers' place.

@@ -1,5 +1,5 @@
 //! Targets and results, from the lines that `measure` and `run.sh` have written: a Markdown table, JSON, and the curve
-//! against length in the format of `tidegate-weights cost`.
+//! against length in the format of `tidegate-experiments cost`.
 
 use std::fmt::Write;
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! The memory that log probabilities, repeated responses and the states of several texts hold until they are written. It is
-//! reserved before a request is queued.
+//! The memory that requests hold. That of log probabilities, repeated responses and the states of several texts is reserved
+//! before a request is queued, and held until they are written; that of bodies is reserved as they arrive.
 
 use super::error::ApiError;
 use super::shares::{Share, Shares};
@@ -79,6 +79,50 @@ impl ResponseMemory {
     }
 }
 
+/// Bytes that the bodies of all requests together may take. One owner alone may take half of them, which fits into what
+/// `ram.rs` leaves for the program and its bodies.
+const BODY_BYTES: u64 = 128 << 20;
+
+/// The least part of an owner, in bytes, that one body may exceed. No more than 16 owners at once can hold as much, so however many
+/// there are, no more bodies exceed their parts.
+const LEAST_PART: u64 = 8 << 20;
+
+/// The memory that bodies take from their first byte until they are parsed.
+#[derive(Clone)]
+pub(super) struct BodyMemory(Shares);
+
+/// What a body takes, until it is dropped.
+pub(super) struct BodyShare(Share);
+
+impl Default for BodyMemory {
+    fn default() -> Self {
+        Self(Shares::new(BODY_BYTES))
+    }
+}
+
+impl BodyMemory {
+    /// What a body of `owner` takes before its first byte: nothing.
+    pub(super) fn begin(&self, owner: Owner) -> BodyShare {
+        BodyShare(self.0.empty(owner))
+    }
+}
+
+impl BodyShare {
+    /// Reserves `bytes` more. A body that is larger than the part of its owner, such as a snapshot, is received while the owner
+    /// has no other.
+    pub(super) fn reserve(&mut self, bytes: u64) -> Result<(), ApiError> {
+        self.0.grow(bytes, LEAST_PART).map_err(|left| {
+            let message = format!(
+                "the bodies of your requests may take {} KiB until they are parsed, half of what others leave, and {} KiB are \
+                 in use: too little is left for more of this one; try again soon",
+                left.most >> 10,
+                left.held.div_ceil(1 << 10)
+            );
+            ApiError::rate_limit("bodies_busy", message)
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -105,5 +149,30 @@ mod tests {
         assert!(never.message().ends_with("128 MiB together"), "{}", never.message());
         let large = memory.reserve_repeated(ann, 500 << 20).unwrap();
         assert!(large.is_some() && memory.reserve_repeated(ann, 1).is_err());
+    }
+
+    #[test]
+    fn a_body_larger_than_a_part_is_received_alone() {
+        let memory = BodyMemory::default();
+        let [mut large, mut second, mut bens] = [1, 1, 2].map(|owner| memory.begin(Owner([owner; 16])));
+        for _ in 0..10 {
+            large.reserve(50 * MIB).unwrap();
+        }
+        let refused = second.reserve(1).err().unwrap();
+        assert_eq!((refused.status().as_u16(), refused.label()), (429, "bodies_busy"));
+        assert!(refused.message().contains("may take 65536 KiB"), "{}", refused.message());
+        bens.reserve(32 * MIB).unwrap();
+        drop(large);
+        second.reserve(48 * MIB).unwrap();
+    }
+
+    #[test]
+    fn bodies_of_many_owners_are_bounded_together() {
+        let memory = BodyMemory::default();
+        let shares: Vec<_> = (0..200).map(|owner| memory.begin(Owner([owner; 16]))).collect();
+        let served = |mut share: BodyShare| share.reserve(100 * MIB).is_ok().then_some(share);
+        let large: Vec<_> = shares.into_iter().filter_map(served).collect();
+        assert_eq!(large.len(), 4);
+        memory.begin(Owner([255; 16])).reserve(4 * MIB).unwrap();
     }
 }

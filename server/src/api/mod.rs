@@ -29,6 +29,7 @@ use axum::middleware::{from_fn, from_fn_with_state};
 use axum::{Extension, Router};
 
 use auth::middleware::{Auth, authorize};
+use middleware::body_memory::count_body;
 use middleware::body_timeout::body_timeout;
 use middleware::browsers::{Browsers, check_browser};
 use middleware::cors::cors;
@@ -65,6 +66,7 @@ pub(crate) fn router(state: AppState) -> Router {
         .layer(Extension(Arc::new(description)))
         .layer(DefaultBodyLimit::max(options.max_body_bytes))
         .layer(from_fn_with_state(state.clone(), body_timeout))
+        .layer(from_fn_with_state(state.clone(), count_body))
         .layer(from_fn_with_state(auth, authorize))
         .layer(from_fn(catch_panic));
     let router = if options.cors.is_empty() { router } else { router.layer(cors(&options.cors)) };

@@ -39,18 +39,14 @@ impl Shares {
 
     /// Takes `amount` for a request of `owner`.
     pub(in crate::api) fn take(&self, owner: Owner, amount: u64) -> Result<Share, TooLittle> {
-        let mut all = self.lock();
-        let held = all.get(&owner).copied().unwrap_or(0);
-        let others = all.values().sum::<u64>() - held;
-        // Never less than zero: each owner has been given a part of what was left. The last one may be taken.
-        let most = self.0.total.saturating_sub(others).div_ceil(2);
-        if held.saturating_add(amount) > most {
-            return Err(TooLittle { held, most });
-        }
-        if amount > 0 {
-            all.insert(owner, held + amount);
-        }
-        Ok(Share { shares: self.clone(), owner, amount })
+        let mut share = self.empty(owner);
+        share.grow(amount, u64::MAX)?;
+        Ok(share)
+    }
+
+    /// A share of `owner` that holds nothing yet.
+    pub(in crate::api) fn empty(&self, owner: Owner) -> Share {
+        Share { shares: self.clone(), owner, amount: 0 }
     }
 
     /// Whether nobody holds anything.
@@ -62,6 +58,29 @@ impl Shares {
     fn lock(&self) -> MutexGuard<'_, HashMap<Owner, u64>> {
         // Nothing panics while it holds the lock.
         self.0.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Share {
+    /// Takes `more` as well. A request that holds all that its owner holds is not refused while the owner's part is at least
+    /// `least`: it takes the whole part instead, so that what is larger than a part is possible alone.
+    pub(in crate::api) fn grow(&mut self, mut more: u64, least: u64) -> Result<(), TooLittle> {
+        let mut all = self.shares.lock();
+        let held = all.get(&self.owner).copied().unwrap_or(0);
+        let others = all.values().sum::<u64>() - held;
+        // Never less than zero: each owner has been given a part of what was left. The last one may be taken.
+        let most = self.shares.0.total.saturating_sub(others).div_ceil(2);
+        if held.saturating_add(more) > most {
+            if held > self.amount || most < least {
+                return Err(TooLittle { held, most });
+            }
+            more = most.saturating_sub(held);
+        }
+        if more > 0 {
+            all.insert(self.owner, held + more);
+            self.amount += more;
+        }
+        Ok(())
     }
 }
 
@@ -93,6 +112,23 @@ mod tests {
         assert!(shares.take(eve, 32).is_ok());
         drop(first);
         assert!(shares.take(ann, 97).is_err() && shares.take(ann, 96).is_ok());
+        drop(second);
+        assert!(shares.is_whole());
+    }
+
+    #[test]
+    fn what_is_larger_than_a_part_is_taken_alone() {
+        let shares = Shares::new(256);
+        let [ann, ben, eve] = [1, 2, 3].map(|owner| Owner([owner; 16]));
+        let (mut large, mut second) = (shares.empty(ann), shares.empty(ann));
+        assert!(large.grow(100, 32).is_ok() && large.grow(1000, 32).is_ok() && large.grow(1000, 32).is_ok());
+        assert_eq!(second.grow(1, 32), Err(TooLittle { held: 128, most: 128 }));
+        let mut bens = shares.empty(ben);
+        assert!(bens.grow(500, 32).is_ok());
+        assert_eq!(bens.grow(500, 65), Err(TooLittle { held: 64, most: 64 }), "its part is too small");
+        assert!(shares.take(eve, 32).is_ok() && shares.take(eve, 33).is_err(), "others keep theirs");
+        drop((large, bens));
+        assert!(second.grow(128, 32).is_ok());
         drop(second);
         assert!(shares.is_whole());
     }

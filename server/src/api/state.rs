@@ -12,7 +12,7 @@ use super::auth::keys::{ActiveKeys, Keys};
 use super::auth::owner;
 use super::error::ApiError;
 use super::fair::{FairGate, Full, GateLimits, Permit};
-use super::memory::ResponseMemory;
+use super::memory::{BodyMemory, ResponseMemory};
 use super::middleware::cors::Origin;
 use super::middleware::hosts::AllowedHosts;
 use super::models::{Instance, Loader, ModelOptions, ModelSource, Models};
@@ -95,6 +95,7 @@ struct Inner {
     compilers: FairGate,
     waiters: Waiters,
     response_memory: ResponseMemory,
+    body_memory: BodyMemory,
     active_runs: ActiveRuns,
     streams: Streams,
     in_flight: InFlight,
@@ -137,6 +138,7 @@ impl AppState {
             compilers,
             waiters,
             response_memory: ResponseMemory::default(),
+            body_memory: BodyMemory::default(),
             active_runs,
             streams,
             in_flight,
@@ -334,6 +336,11 @@ impl AppState {
     /// The memory that responses hold.
     pub(super) fn response_memory(&self) -> &ResponseMemory {
         &self.inner.response_memory
+    }
+
+    /// The memory that bodies take.
+    pub(super) fn body_memory(&self) -> &BodyMemory {
+        &self.inner.body_memory
     }
 
     /// The runs that can be stopped.

@@ -88,7 +88,8 @@ pub struct Finish {
     /// The last tokens of the snapshot's text where a stop string begins within a token: they encode what remains of that
     /// token, which was generated.
     pub retokenized: Vec<u32>,
-    /// The snapshot at the end, if requested; `None` if the text ended before it had a slot.
+    /// The snapshot at the end, if requested; `None` if the text ended before it had a slot, or if a
+    /// [`Keeper`](super::Keeper) took it.
     pub snapshot: Option<Arc<Snapshot>>,
 }
 
@@ -149,7 +150,7 @@ impl Delta {
 /// One event of a request. They come in this order, and the last is one of the last two.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
-    /// The snapshot after the prompt, without its last token, if requested.
+    /// The snapshot after the prompt, without its last token, if requested and if no [`Keeper`](super::Keeper) took it.
     Read(Arc<Snapshot>),
     /// The log probabilities of the prompt's tokens, if requested; the first token has none.
     PromptLogprobs(Vec<Option<TokenLogprobs>>),

@@ -49,7 +49,9 @@ pub use event::{
     Delta, Event, EventStream, Failure, Finish, FinishReason, Interrupt, StopCause, Timings, TokenLogprobs,
 };
 pub use handle::{EngineHandle, EngineThread};
-pub use parameters::{Limits, RequestError, RequestParameters, Snapshots, Sources, Start, recommended_sampling};
+pub use parameters::{
+    Keeper, Limits, RequestError, RequestParameters, Snapshots, Sources, Start, recommended_sampling,
+};
 pub use pass_costs::{PassCost, PassCosts};
 pub use prompt::Begun;
 pub(crate) use prompt::last_tokens;

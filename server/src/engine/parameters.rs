@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tidegate_model::sampling::{SamplingError, SamplingParams};
 
 use super::constraint::Grammar;
-use crate::session::Snapshot;
+use crate::session::{Owner, PrefixIndex, Snapshot};
 use crate::text::{GenerationDefaults, StopError};
 
 /// The bounds that a server sets on each request.
@@ -88,6 +88,22 @@ pub struct Snapshots {
     pub end: bool,
 }
 
+/// The prefix cache that takes a request's snapshots as soon as they exist. Its events then carry none: those of texts that
+/// nobody reads would hold more states than there are slots, and the cache has a bound of its own.
+#[derive(Clone, Debug)]
+pub struct Keeper {
+    /// The cache.
+    pub prefixes: Arc<PrefixIndex>,
+    /// Whose texts the snapshots are prefixes of.
+    pub owner: Owner,
+}
+
+impl Keeper {
+    pub(super) fn keep(&self, snapshot: &Arc<Snapshot>) {
+        self.prefixes.keep(self.owner, snapshot);
+    }
+}
+
 /// The parameters of a request, not yet validated: [`super::Request::new`] does that.
 #[derive(Clone, Debug, Default)]
 pub struct RequestParameters {
@@ -109,6 +125,8 @@ pub struct RequestParameters {
     pub ignore_eos: bool,
     /// The snapshots to take.
     pub snapshots: Snapshots,
+    /// What takes them in place of the events.
+    pub keeper: Option<Keeper>,
     /// Fewest tokens to generate before an end-of-text token or a stop token may be sampled.
     pub min_tokens: usize,
     /// Tokens that end the text like end-of-text tokens.

@@ -92,8 +92,10 @@ impl Sequence {
     /// Passes the snapshot after the prompt to those who need it.
     pub(super) fn hand_over_prompt(&mut self, end: Snapshot) {
         let end = Arc::new(end);
-        if self.snapshots.prompt {
-            self.client.events.push_prompt(Event::Read(Arc::clone(&end)));
+        match &self.keeper {
+            _ if !self.snapshots.prompt => {}
+            Some(keeper) => keeper.keep(&end),
+            None => self.client.events.push_prompt(Event::Read(Arc::clone(&end))),
         }
         if let Some(shared) = self.prompt.shared.as_ref().filter(|shared| shared.has_others()) {
             shared.hand_over(ReadPrompt { end, logprobs: self.prompt.logprobs.clone() });

@@ -7,7 +7,7 @@ use super::generation::{Generation, StopConditions};
 use super::guide::Guide;
 use super::logprobs::{Logprobs, PromptLogprobs};
 use super::output::TextOutput;
-use super::parameters::{Limits, RequestError, RequestParameters, Snapshots, Start};
+use super::parameters::{Keeper, Limits, RequestError, RequestParameters, Snapshots, Start};
 use super::prompt::{Begun, Opening, Prompt, TextKind};
 use crate::text::StopStrings;
 
@@ -25,6 +25,7 @@ pub struct Request {
     pub(super) output: TextOutput,
     pub(super) kind: TextKind,
     pub(super) snapshots: Snapshots,
+    pub(super) keeper: Option<Keeper>,
 }
 
 impl Request {
@@ -75,7 +76,7 @@ impl Request {
             logprobs: parameters.logprobs.map(Logprobs::new),
             guide: grammar.map(|grammar| Guide::new(grammar, limits.vocab_size)),
         };
-        Ok(Self { prompt, generation, output, kind, snapshots })
+        Ok(Self { prompt, generation, output, kind, snapshots, keeper: parameters.keeper })
     }
 
     /// Continues what the same request has begun, instead of reading the prompt. The events are those of the whole text, but
@@ -144,7 +145,7 @@ fn check_stop(parameters: &RequestParameters, limits: &Limits) -> Result<(), Req
     let RequestParameters { ignore_eos, stop_token_ids, grammar, .. } = parameters;
     if *ignore_eos && grammar.is_some() {
         // At its end a grammar allows nothing but an end-of-text token.
-        return Err(RequestError::bound("grammar", "absent where ignore_eos is set", "both"));
+        return Err(RequestError::bound("ignore_eos", "absent or false beside a grammar, a schema or tools", "true"));
     }
     if stop_token_ids.len() > MAX_STOP_TOKENS {
         let bound = format!("at most {MAX_STOP_TOKENS} token ids");

@@ -219,16 +219,17 @@ impl<M: LanguageModel> Worker<M> {
     fn admit(&mut self, submission: Submission) {
         let counters = &self.shared.counters;
         let passes = counters.passes.load(Ordering::Relaxed);
-        let has_slot = submission.advance > 0;
-        if has_slot && (submission.is_abandoned() || submission.is_interrupted()) {
+        // Asked once: another thread may declare either at any time, and then the slot's count would not be given back.
+        let (is_abandoned, is_interrupted) = (submission.is_abandoned(), submission.is_interrupted());
+        if submission.advance > 0 && (is_abandoned || is_interrupted) {
             // Since it left the queue.
             self.scheduler.usage.free_slot(submission.tenant, submission.advance);
         }
-        if submission.is_abandoned() {
+        if is_abandoned {
             add(&counters.cancelled, 1);
             return;
         }
-        if submission.is_interrupted() {
+        if is_interrupted {
             let mut sequence = Sequence::new(submission, passes, &self.rules);
             let finish = sequence.finish(Ending::Interrupted);
             sequence.client.events.end(Event::Finished(finish));

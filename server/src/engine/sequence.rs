@@ -10,7 +10,7 @@ use super::event_sender::EventSender;
 use super::generation::{Choice, Ending, Generation};
 use super::logprobs::Logprobs;
 use super::output::{TextBuffers, TextOutput};
-use super::parameters::Snapshots;
+use super::parameters::{Keeper, Snapshots};
 use super::prompt::{Prompt, TextKind};
 use super::request::Request;
 use super::rollback::{Position, Rollback};
@@ -69,6 +69,7 @@ pub(super) struct Sequence {
     pub(super) output: TextOutput,
     pub(super) kind: TextKind,
     pub(super) snapshots: Snapshots,
+    pub(super) keeper: Option<Keeper>,
     pub(super) rollback: Option<Rollback>,
     /// `None` without speculation.
     pub(super) drafts: Option<RowDrafts>,
@@ -88,7 +89,7 @@ impl Sequence {
     pub(super) fn new(submission: Submission, passes: u64, rules: &TextRules) -> Self {
         let Submission { request, sender, interrupt, submitted, span, submitted_at, tenant, advance } = submission;
         let waited = passes.saturating_sub(submitted_at);
-        let Request { prompt, generation, mut output, kind, snapshots } = request;
+        let Request { prompt, generation, mut output, kind, snapshots, keeper } = request;
         if kind != TextKind::Continuation {
             // The answer completes a character that the prompt has begun.
             output.detokenizer = Detokenizer::resume(&rules.vocabulary.unfinished(&prompt.last_tokens));
@@ -109,6 +110,7 @@ impl Sequence {
             output,
             kind,
             snapshots,
+            keeper,
             rollback: None,
             drafts: None,
             client,

@@ -226,13 +226,16 @@ impl<M: LanguageModel> Worker<M> {
 
     fn end(&mut self, slot: usize, ending: Ending, snapshot: Option<EndSnapshot>) {
         let Some(sequence) = self.scheduler.sequence_mut(slot) else { return };
-        let mut finish = sequence.finish(ending);
+        let (mut finish, keeper) = (sequence.finish(ending), sequence.keeper.take());
         if let Some(EndSnapshot { snapshot, is_in_slot, retokenized }) = snapshot {
             let snapshot = Arc::new(snapshot);
             if is_in_slot {
                 self.scheduler.set_resident(slot, &snapshot);
             }
-            finish = Finish { snapshot: Some(snapshot), retokenized, ..finish };
+            if let Some(keeper) = &keeper {
+                keeper.keep(&snapshot);
+            }
+            finish = Finish { snapshot: keeper.is_none().then_some(snapshot), retokenized, ..finish };
         }
         // Counted first: a client that has received the last event finds it counted.
         add(&self.shared.counters.finished, 1);

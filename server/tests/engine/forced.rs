@@ -22,7 +22,7 @@ fn specs() -> Vec<GrammarSpec> {
         "properties": {"customer": {"type": "string", "maxLength": 12}, "inhabitants": {"type": "integer"},
         "paid": {"type": "boolean"}, "kind": {"const": "a constant text of some length, in which nothing is free"}}});
     let arguments = json!({"type": "object", "required": ["city"], "properties": {"city": {"enum": ["Rome", "Oslo"]}}});
-    let tools = vec![Call { name: "weather_of_tomorrow".into(), arguments }];
+    let tools = vec![Call { name: "weather_of_tomorrow".into(), arguments, strict: true }];
     vec![
         GrammarSpec::JsonSchema(order),
         GrammarSpec::JsonObject,

@@ -271,7 +271,10 @@ fn requests_that_cannot_follow_a_grammar_are_refused() {
         (error.parameter(), error.to_string())
     };
     let (parameter, words) = refused(RequestParameters { ignore_eos: true, ..parameters.clone() });
-    assert_eq!((parameter, words.as_str()), ("grammar", "grammar must be absent where ignore_eos is set, found both"));
+    assert_eq!(
+        (parameter, words.as_str()),
+        ("ignore_eos", "ignore_eos must be absent or false beside a grammar, a schema or tools, found true")
+    );
     let (engine, _thread) = start(Fake::new(1));
     let snapshots = Snapshots { prompt: false, end: true };
     let session = Start::Session(Arc::new(Snapshot::empty(0)));

@@ -9,10 +9,10 @@ use crate::common::fake::{Calls, Fake, POISON};
 use crate::common::runs::{LIMITS, Run, collect, greedy, run, shipped, start, wait_for};
 use tidegate_model::{Device, SamplingParams};
 use tidegate_server::engine::{
-    Constraint, EngineHandle, EventStream, Failure, FinishReason, Grammar, Limits, Request, RequestParameters,
+    Constraint, EngineHandle, EventStream, Failure, FinishReason, Grammar, Keeper, Limits, Request, RequestParameters,
     Snapshots, Start, TokenLogprobs, share_prompt,
 };
-use tidegate_server::session::Snapshot;
+use tidegate_server::session::{Owner, PrefixIndex, Snapshot};
 
 /// Submits requests that share their prompt.
 fn submit_shared(
@@ -276,4 +276,26 @@ fn errors_name_the_bounds_of_prompt_logprobs() {
     assert_eq!(refused(&|p| p.prompt_logprobs = Some(21)), "prompt_logprobs must be from 0 to 20, found 21");
     assert!(refused(&|p| p.start = Start::Session(Arc::new(Snapshot::empty(0)))).starts_with("prompt_logprobs must"));
     assert!(refused(&|p| (p.max_tokens, p.prompt_logprobs) = (0, None)).starts_with("max_tokens must be from 1"));
+}
+
+#[test]
+fn the_prefix_cache_takes_snapshots_in_place_of_the_events() {
+    let (engine, _thread) = start(Fake::new(2));
+    let prompt = [1, 2, 3];
+    let both = RequestParameters { snapshots: Snapshots { prompt: true, end: true }, ..greedy(&prompt, 2) };
+    let sent = run(&engine, both.clone());
+    let (prefixes, owner) = (Arc::new(PrefixIndex::new(1 << 20, 10)), Owner([1; 16]));
+    let keeper = Some(Keeper { prefixes: Arc::clone(&prefixes), owner });
+    let kept = run(&engine, RequestParameters { keeper: keeper.clone(), ..both });
+    assert_eq!((&kept.text, &kept.ids), (&sent.text, &sent.ids));
+    assert_eq!((&kept.read, &kept.finish().snapshot), (&None, &None));
+    assert_eq!(prefixes.size().0, 2);
+    assert_eq!(prefixes.longest(owner, &prompt), sent.read);
+    let text = [&prompt[..], &sent.ids].concat();
+    assert_eq!(prefixes.longest(owner, &text), sent.finish().snapshot);
+    assert_eq!(prefixes.longest(Owner::default(), &text), None);
+
+    // What is not asked for is not kept.
+    run(&engine, RequestParameters { keeper, ..greedy(&[7, 8, 9], 2) });
+    assert_eq!(prefixes.size().0, 2);
 }

@@ -149,7 +149,7 @@ async fn respond<F: Format>(
     let collect = !stream || ticket.is_some();
     // The encoder too: it may turn a long prompt of ids into text.
     let auth = context::current();
-    let request = TextRequest { collected: collect, ..request };
+    let request = TextRequest { collected: collect, streamed: stream, ..request };
     let validating = run_blocking(&state, bytes, move || {
         let request = request.validate(&served, &continuation, grammar, auth.as_deref())?;
         let encoder = F::encoder(options, &request, collect);

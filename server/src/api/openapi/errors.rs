@@ -39,8 +39,8 @@ pub(super) fn meaning(status: u16) -> &'static str {
         415 => "The content type is not supported.",
         422 => "The `idempotency-key` was used for a different request.",
         429 => {
-            "The queue is full, too many requests wait for sessions, log probabilities take too much memory, or the API key \
-             is over its quota."
+            "The queue is full, too many requests wait for sessions, log probabilities or bodies take too much memory, or the \
+             API key is over its quota."
         }
         500 => "The server failed.",
         501 => "Not supported by this server: it has no store, no secret, or too low a limit.",

@@ -82,17 +82,23 @@ impl Choices {
     }
 
     /// The bytes of the states that are held until the last text has ended; refuses more than one response may hold.
-    pub(super) fn held_states(self, keep: Option<Keep>, served: &Served) -> Result<u64, ApiError> {
-        // With `keep: best`, a text that ends takes the place of the best one or is dropped at once, so the states that exist
-        // are bounded by the engine's slots.
-        let others = if keep == Some(Keep::All) { self.generated as u64 - 1 } else { 0 };
+    pub(super) fn held_states(self, keep: Option<Keep>, streamed: bool, served: &Served) -> Result<u64, ApiError> {
+        let (asked, until) = match keep {
+            Some(Keep::All) => ("keep: all", "until the last one ends"),
+            // A text that ends takes the place of the best one or is dropped, but a stream finds out only once its client has
+            // read what came before; meanwhile the slots go to the next texts.
+            Some(Keep::Best) if streamed => ("keep: best and stream: true", "until the client has read them"),
+            // Without a stream that is at once, so the states that exist are bounded by the engine's slots.
+            Some(Keep::Best | Keep::Nothing) | None => return Ok(0),
+        };
+        let others = self.generated as u64 - 1;
         let most = MAX_STATE_BYTES / served.state_bytes.max(1);
         if others <= most {
             return Ok(others * served.state_bytes);
         }
         let message = format!(
-            "n must be at most {} with keep: all, found {}: the states of the texts are held until the last one ends, and may \
-             have {} MiB besides one",
+            "n must be at most {} with {asked}, found {}: the states of the texts are held {until}, and may have {} MiB \
+             besides one",
             most + 1,
             self.generated,
             MAX_STATE_BYTES >> 20

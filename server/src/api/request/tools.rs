@@ -66,7 +66,9 @@ impl Tool {
         if arguments["type"] != "object" {
             return invalid(format!("{path}.{schema_name}.type must be object, found {}", arguments["type"]));
         }
-        Ok(Self { template, call: Call { name, arguments } })
+        // As in OpenAI's API, a schema that is not strict is followed as far as it can be.
+        let strict = template.pointer("/function/strict") == Some(&Value::Bool(true));
+        Ok(Self { template, call: Call { name, arguments, strict } })
     }
 }
 

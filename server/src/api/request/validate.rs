@@ -53,8 +53,10 @@ pub(in crate::api) struct TextRequest {
     pub(in crate::api) echo: bool,
     /// Whether the prompt may be read without generating anything: its state is kept.
     pub(in crate::api) may_only_read: bool,
-    /// Whether the response is held until its end, instead of streamed.
+    /// Whether the response is held until its end.
     pub(in crate::api) collected: bool,
+    /// Whether it is streamed. With an `Idempotency-Key` it may be held as well.
+    pub(in crate::api) streamed: bool,
     pub(in crate::api) grammar: GrammarParameters,
     pub(in crate::api) tools: Option<Tools>,
     /// Whether the answers are nothing but JSON. [`Self::find_grammar`] finds out.
@@ -82,6 +84,7 @@ impl TextRequest {
             echo: false,
             may_only_read: false,
             collected: true,
+            streamed: false,
             grammar: GrammarParameters::default(),
             tools: None,
             only_json: false,
@@ -120,7 +123,8 @@ impl TextRequest {
         if base.is_some() {
             choices.check_conversation(keep)?;
         }
-        let held_states = choices.held_states(keep, served)? + begun.as_ref().map_or(0, |_| served.state_bytes);
+        let held_states =
+            choices.held_states(keep, self.streamed, served)? + begun.as_ref().map_or(0, |_| served.state_bytes);
         let reseed = self.sampling.seed.is_some();
         let sampling = self.sampling.apply(&served.sampling)?;
         // Refused before the prompts are encoded, which takes longer.
@@ -218,7 +222,7 @@ fn texts(
     served: &Served,
     continuation: &Continuation,
 ) -> Result<Vec<Request>, RequestError> {
-    let (start, snapshots) = continuation.start(served, prompt, choices.generated);
+    let (start, snapshots, keeper) = continuation.start(served, prompt, choices.generated);
     let text = |choice: usize| {
         let (mut sampling, mut reseed) = (parameters.sampling.clone(), parameters.reseed);
         sampling.seed = sampling.seed.wrapping_add(choice as u64);
@@ -231,8 +235,8 @@ fn texts(
             // A request that only reads has nothing but its end.
             end: snapshots.end || parameters.max_tokens == 0,
         };
-        let (start, prompt) = (start.clone(), prompt.to_vec());
-        let parameters = RequestParameters { start, prompt, sampling, reseed, snapshots, ..parameters.clone() };
+        let (start, prompt, keeper) = (start.clone(), prompt.to_vec(), keeper.clone());
+        let parameters = RequestParameters { start, prompt, sampling, reseed, snapshots, keeper, ..parameters.clone() };
         Request::new(parameters, &served.limits)
     };
     (0..choices.generated).map(text).collect()

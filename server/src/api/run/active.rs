@@ -31,7 +31,7 @@ pub(in crate::api) enum Stop {
 
 impl Stop {
     /// The error that ends the run; `None` if it is to finish or given up.
-    pub(super) fn error(self) -> Option<ApiError> {
+    pub(in crate::api) fn error(self) -> Option<ApiError> {
         match self {
             Self::Released | Self::Finish => None,
             Self::ShuttingDown => Some(Failure::ShuttingDown.into()),
@@ -150,7 +150,7 @@ impl Registration {
 
     /// Waits until the run is stopped, or its time is over, or it is stopped for a stronger reason than before. Safe to
     /// cancel.
-    pub(super) async fn stopped(&mut self) -> Stop {
+    pub(in crate::api) async fn stopped(&mut self) -> Stop {
         let Self { stop, over, .. } = self;
         let changed = async {
             loop {

@@ -41,7 +41,7 @@ pub(super) use self::encoder::TokenUsage;
 use self::encoder::{Committed, EventEncoder, StreamEvent};
 use self::idempotency::Ticket;
 use self::recording::{Recorded, Recording};
-use self::register::register;
+pub(super) use self::register::register;
 use self::sink::{Last, Sink};
 use self::texts::Texts;
 use self::turn_info::TurnInfo;
@@ -357,13 +357,9 @@ impl Run {
         let mut committed = Committed::default();
         match &self.plan {
             CommitPlan::Nothing(_)
+            | CommitPlan::Prefixes(_)
             | CommitPlan::Response { .. }
             | CommitPlan::ClientState { return_state: false, .. } => {}
-            CommitPlan::Prefixes(owner) => {
-                if let Some(snapshot) = &finish.snapshot {
-                    self.served.prefixes.keep(*owner, snapshot);
-                }
-            }
             CommitPlan::Turn { turn, version, .. } => {
                 let text = self.recorders.end(index, &finish, self.encoder.tool_calls(index));
                 self.ended.add(Ended { index, finish: finish.clone(), text });

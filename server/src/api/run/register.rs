@@ -9,7 +9,7 @@ use crate::api::state::AppState;
 use crate::session::{Owner, SessionId};
 
 /// Makes a run one that can be stopped. What would have stopped it before is found now.
-pub(super) async fn register(
+pub(in crate::api) async fn register(
     state: &AppState,
     owner: Owner,
     session: Option<SessionId>,

@@ -23,7 +23,8 @@ pub(super) const RETENTION: Duration = Duration::from_mins(10);
 /// Bytes of one stream's events that are kept. Beyond that the oldest are dropped.
 const MAX_BYTES: usize = 8 << 20;
 
-/// Bytes of all streams' events that are kept. Beyond that the streams that ended first are dropped.
+/// Bytes of all streams' events that are kept. Beyond that the streams that ended first are dropped, of owners with more than an
+/// equal part.
 const MAX_TOTAL_BYTES: usize = 256 << 20;
 
 /// Streams of one owner that are kept. Beyond that those that ended first are dropped.
@@ -270,9 +271,17 @@ fn make_room(logs: &mut HashMap<String, Arc<Log>>, owner: Owner) {
     ended.sort_unstable_by_key(|(at, _)| *at);
     let mut bytes: usize = logs.values().map(|log| log.lock().bytes).sum();
     let mut own = logs.values().filter(|log| log.owner == owner).count();
+    let mut held: HashMap<Owner, usize> = HashMap::new();
+    for log in logs.values() {
+        *held.entry(log.owner).or_default() += log.lock().bytes;
+    }
+    let part = MAX_TOTAL_BYTES / held.len().max(1);
     for (_, log) in ended {
-        if bytes > MAX_TOTAL_BYTES || (own >= MAX_STREAMS && log.owner == owner) {
-            bytes -= log.lock().bytes;
+        let of_owner = held.entry(log.owner).or_default();
+        if (bytes > MAX_TOTAL_BYTES && *of_owner > part) || (own >= MAX_STREAMS && log.owner == owner) {
+            let freed = log.lock().bytes;
+            bytes -= freed;
+            *of_owner -= freed;
             own -= usize::from(log.owner == owner);
             logs.remove(&log.id);
         }
@@ -282,6 +291,27 @@ fn make_room(logs: &mut HashMap<String, Arc<Log>>, owner: Owner) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::run::active::{ActiveRuns, Described};
+
+    /// A stream of `owner` that has ended with so many bytes.
+    fn ended(streams: &Streams, owner: Owner, bytes: usize) -> String {
+        let run = Described { session: None, auth: None, at_shutdown: Stop::Finish };
+        let registration = ActiveRuns::default().register(run, None);
+        let (log, writer) = streams.open(owner, registration.handle(), None);
+        writer.push(StreamEvent::data("x".repeat(bytes)));
+        writer.end();
+        log.id().to_owned()
+    }
+
+    #[test]
+    fn an_owner_that_keeps_much_costs_the_others_no_stream() {
+        let (streams, [modest, greedy]) = (Streams::default(), [Owner([1; 16]), Owner([2; 16])]);
+        let first = ended(&streams, modest, 1000);
+        let many: Vec<String> =
+            (0..MAX_TOTAL_BYTES / MAX_BYTES + 4).map(|_| ended(&streams, greedy, MAX_BYTES)).collect();
+        assert!(streams.has(modest, &first));
+        assert!(!streams.has(greedy, &many[0]) && streams.has(greedy, many.last().expect("many")));
+    }
 
     #[test]
     fn one_request_at_a_time_takes_a_stream_over() {

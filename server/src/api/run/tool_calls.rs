@@ -188,7 +188,7 @@ mod tests {
 
     /// Plain text, and the name and arguments of each call; the pieces joined must give the same calls.
     fn read(pieces: &[&str], instead: Instead) -> (String, Vec<(String, String)>) {
-        let tools = ["f", "g-2"].map(|name| Call { name: name.into(), arguments: Value::Bool(true) });
+        let tools = ["f", "g-2"].map(|name| Call { name: name.into(), arguments: Value::Bool(true), strict: true });
         let calls = Calls { tools: tools.into(), max: 2, instead };
         let (mut reader, mut out) = (ToolCallParser::new(&calls, Identity::new(), 0), Vec::new());
         for piece in pieces {

@@ -26,11 +26,13 @@ use crate::api::request::continuation::{begin, version_id, wait};
 use crate::api::request::messages::PromptMessages;
 use crate::api::request::prompt::{Conversation, encode_closed_messages, encode_text};
 use crate::api::request::recorder::TextRecorder;
+use crate::api::run::active::Stop;
+use crate::api::run::register;
 use crate::api::run::retry::{Attempt, attempt};
 use crate::api::select::Model;
 use crate::api::state::{AppState, Served};
 use crate::engine::{self, Event, Failure, Request, RequestParameters, Snapshots};
-use crate::session::{self, AddedText, NewSession, Snapshot, Start, TurnNote, VersionId};
+use crate::session::{self, AddedText, NewSession, Owner, SessionId, Snapshot, Start, TurnNote, VersionId};
 
 /// The text of a request, in one of its three forms.
 enum Input {
@@ -133,7 +135,7 @@ pub(super) async fn create(
         // Refuse before computing anything.
         store.admit(owner).await?;
     }
-    let start = start(&state, &served, request, size).await?;
+    let start = start(&state, &served, owner, (request, size)).await?;
     // Those of the file, unless the request has its own.
     let (metadata, label) = match &start {
         Start::Uploaded(_, file) => (
@@ -156,8 +158,8 @@ pub(super) async fn create(
 async fn start(
     state: &AppState,
     served: &Arc<Served>,
-    request: CreateRequest,
-    bytes: usize,
+    owner: Owner,
+    (request, bytes): (CreateRequest, usize),
 ) -> Result<Start, ApiError> {
     let CreateRequest { text, tokens, messages, version, snapshot, seed, .. } = request;
     let input = Input::new(text, tokens, messages)?;
@@ -186,7 +188,8 @@ async fn start(
     let seed = seed.map_or_else(|| rand::rng().random(), Seed::bits);
     let Some(input) = input else { return Ok(Start::Empty { seed }) };
     let base = Arc::new(Snapshot::empty(seed));
-    let Read { snapshot, text, .. } = prepare(state, served, base, (input, bytes)).await?.run().await?;
+    let Read { snapshot, text, .. } =
+        prepare(state, served, base, (input, bytes)).await?.run(state, owner, None).await?;
     Ok(Start::Read(snapshot, text))
 }
 
@@ -242,7 +245,7 @@ pub(super) async fn append(
     let reading = prepare(&state, &served, Arc::clone(turn.head()), (input, size)).await?;
     let (tokens, messages) = (reading.request.prompt_tokens() as u64, reading.recorder.most_message_bytes());
     turn.reserve_text(tokens, served.limits.vocab_size as u64, messages).await?;
-    let Read { tokens: appended, snapshot, text } = reading.run().await?;
+    let Read { tokens: appended, snapshot, text } = reading.run(&state, owner, Some(id)).await?;
     let version = VersionId::new();
     let body = body(turn.session(), &version, &snapshot, label.clone(), appended, &served);
     let (prompt_tokens, kind) = (appended as u64, "append".to_owned());
@@ -319,11 +322,14 @@ async fn prepare(
 }
 
 impl Reading {
-    /// Lets the model read it.
-    async fn run(self) -> Result<Read, ApiError> {
+    /// Lets the model read it. Nothing is committed before its end, so the removal of its key, the deletion of its session
+    /// and a shutdown end it at once.
+    async fn run(self, state: &AppState, owner: Owner, session: Option<SessionId>) -> Result<Read, ApiError> {
         let Self { served, request, recorder, param } = self;
         let tokens = request.prompt_tokens();
         let names = [param, "max_tokens", "n"];
+        let mut registration = register(state, owner, session, Stop::ShuttingDown).await?;
+        let _guard = state.run_begins();
         let mut reservation = context::reserve(&Demand { texts: 1, prompt_tokens: tokens, max_tokens: 0, names })?;
         let streams = served.engine.submit_for(context::tenant(), vec![request])?;
         let mut events = streams.into_iter().next().ok_or_else(ApiError::internal)?;
@@ -331,7 +337,16 @@ impl Reading {
             reservation.spend(tokens);
         }
         loop {
-            match events.next().await.unwrap_or(Event::Failed(Failure::Internal)) {
+            let event = tokio::select! {
+                biased;
+                stop = registration.stopped() => match stop.error() {
+                    Some(error) => return Err(error),
+                    // The time of a text is over, and this generates none.
+                    None => continue,
+                },
+                event = events.next() => event,
+            };
+            match event.unwrap_or(Event::Failed(Failure::Internal)) {
                 Event::Finished(finish) => {
                     let text = recorder.finish(&finish);
                     let read = finish.snapshot.zip(text).map(|(snapshot, text)| Read { tokens, snapshot, text });

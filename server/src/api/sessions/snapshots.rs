@@ -93,6 +93,12 @@ pub(super) async fn upload(
     Ok(respond(state.ready()?, StatusCode::CREATED, &session))
 }
 
+/// Whether a body is declared as a file.
+pub(in crate::api) fn is_file(headers: &HeaderMap) -> bool {
+    let essence = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    essence.is_some_and(|essence| essence.trim().eq_ignore_ascii_case("application/octet-stream"))
+}
+
 /// Reads the file of a snapshot, and returns its size as well.
 pub(in crate::api) async fn receive(
     state: &AppState,
@@ -101,8 +107,7 @@ pub(in crate::api) async fn receive(
     body: Body,
 ) -> Result<(Snapshot, Conversation, usize), ApiError> {
     let served = Arc::clone(state.ready()?);
-    let essence = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
-    if essence.is_none_or(|essence| !essence.trim().eq_ignore_ascii_case("application/octet-stream")) {
+    if !is_file(headers) {
         let message = "content-type must be application/octet-stream";
         return Err(ApiError::request(StatusCode::UNSUPPORTED_MEDIA_TYPE, None, None, message));
     }

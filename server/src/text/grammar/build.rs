@@ -43,8 +43,8 @@ pub(super) fn compile(factory: &ParserFactory, spec: GrammarSpec) -> Result<Toke
     }
     let compiling = || {
         let grammar = match spec {
-            GrammarSpec::JsonSchema(schema) => GrammarWithLexer::from_json_schema(spaced(schema)),
-            GrammarSpec::JsonObject => GrammarWithLexer::from_json_schema(spaced(json!({"type": "object"}))),
+            GrammarSpec::JsonSchema(schema) => GrammarWithLexer::from_json_schema(spaced(schema, true)),
+            GrammarSpec::JsonObject => GrammarWithLexer::from_json_schema(spaced(json!({"type": "object"}), true)),
             GrammarSpec::Regex(regex) => GrammarWithLexer::from_regex(&regex),
             // A rule may hide the text that ends it (`stop=`), which the library cannot force.
             GrammarSpec::Lark(lark) => GrammarWithLexer::from_lark(format!("{UNFORCED}\n{lark}")),
@@ -72,7 +72,7 @@ pub(super) fn compile(factory: &ParserFactory, spec: GrammarSpec) -> Result<Toke
 fn check_distinct(factory: &ParserFactory, calls: &Calls) -> Result<(), GrammarError> {
     let Instead::Json(schema) = &calls.instead else { return Ok(()) };
     let like_call = || {
-        let grammar = GrammarWithLexer::from_json_schema(spaced(schema.clone()));
+        let grammar = GrammarWithLexer::from_json_schema(spaced(schema.clone(), true));
         let mut parser = factory.create_parser(TopLevelGrammar::from_grammar(grammar))?;
         parser.start_without_prompt();
         for tool in &calls.tools {
@@ -101,15 +101,16 @@ pub(super) fn factory(vocabulary: &Vocabulary, eos: &[u32], encode: Encode) -> R
 
 /// `schema`, with one space after each colon and comma and no other whitespace. With a choice of whitespace nothing between
 /// two values would be forced; and the lexer could not tell the spaces of a call from whitespace that is skipped in JSON
-/// that may stand instead of it.
-fn spaced(mut schema: Value) -> Value {
+/// that may stand instead of it. strict: whether a part that the compiler does not support is an error, or ignored
+fn spaced(mut schema: Value, strict: bool) -> Value {
     if schema == Value::Bool(true) {
         schema = json!({});
     }
     if schema.is_object() {
         let (item_separator, key_separator) = (", ".into(), ": ".into());
         let defaults = JsonCompileOptions::default();
-        JsonCompileOptions { item_separator, key_separator, whitespace_flexible: false, ..defaults }
+        let lenient = !strict;
+        JsonCompileOptions { item_separator, key_separator, whitespace_flexible: false, lenient, ..defaults }
             .apply_to(&mut schema);
     }
     schema
@@ -121,14 +122,14 @@ fn calls(calls: &Calls) -> String {
     let (instead, rule) = match &calls.instead {
         Instead::Nothing => ("", None),
         Instead::Text => (" | PLAIN", Some("PLAIN: /(?s:.*)/ & ~/\\{\"name\": (?s:.*)/".to_owned())),
-        Instead::Json(schema) => (" | json", Some(format!("json: %json {}", spaced(schema.clone())))),
+        Instead::Json(schema) => (" | json", Some(format!("json: %json {}", spaced(schema.clone(), true)))),
     };
     let more = if calls.max > 1 { format!(" (\"\\n\" call){{0,{}}}", calls.max - 1) } else { String::new() };
     let mut lines =
         vec![format!("start: calls{instead}"), format!("calls: call{more}"), format!("call: {}", names.join(" | "))];
     lines.extend(calls.tools.iter().zip(&names).map(|(tool, name)| {
         let head = head(&Calls::head(&tool.name), &calls.instead);
-        let schema = spaced(tool.arguments.clone());
+        let schema = spaced(tool.arguments.clone(), tool.strict);
         format!("{name}: {head} %json {schema} \"}}\"")
     }));
     lines.extend(rule);

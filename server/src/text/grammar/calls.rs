@@ -10,6 +10,8 @@ pub struct Call {
     pub name: String,
     /// The JSON schema of its arguments.
     pub arguments: Value,
+    /// Whether a schema with a part that the compiler does not support is refused. Otherwise that part is ignored.
+    pub strict: bool,
 }
 
 /// The tool calls that an answer may contain. A call is the JSON object `{"name": "…", "arguments": {…}}` with exactly

@@ -60,8 +60,7 @@ impl GrammarSpec {
         match self {
             Self::JsonSchema(schema) => Self::JsonSchema(closed(schema)),
             Self::Calls(Calls { tools, max, instead }) => {
-                let tools =
-                    tools.into_iter().map(|Call { name, arguments }| Call { name, arguments: closed(arguments) });
+                let tools = tools.into_iter().map(|tool| Call { arguments: closed(tool.arguments), ..tool });
                 let instead = if let Instead::Json(schema) = instead { Instead::Json(closed(schema)) } else { instead };
                 Self::Calls(Calls { tools: tools.collect(), max, instead })
             }

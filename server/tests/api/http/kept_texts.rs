@@ -212,9 +212,16 @@ async fn what_cannot_be_kept_is_refused() {
         assert!(refused.text().contains(said), "{}", refused.text());
     }
     if states < 128 {
-        let refused = app.post("/v1/completions", turn(&made, json!({"n": 128, "keep": "all"}))).await;
-        assert_eq!((refused.status, refused.param()), (StatusCode::BAD_REQUEST, "n".into()), "{}", refused.text());
-        assert!(refused.text().contains(&format!("at most {states} with")), "{}", refused.text());
+        let best = json!({"n": 128, "keep": "best", "stream": true});
+        for (body, asked) in [(json!({"n": 128, "keep": "all"}), "keep: all"), (best, "keep: best and stream: true")] {
+            let refused = app.post("/v1/completions", turn(&made, body.clone())).await;
+            assert_eq!((refused.status, refused.param()), (StatusCode::BAD_REQUEST, "n".into()), "{}", refused.text());
+            assert!(refused.text().contains(&format!("at most {states} with {asked}, found")), "{}", refused.text());
+            // The response to a key is held until its end, but its stream has a reader to wait for all the same.
+            let keyed =
+                app.send(Method::POST, "/v1/completions", turn(&made, body), &[("idempotency-key", "one")]).await;
+            assert_eq!((keyed.status, keyed.text()), (refused.status, refused.text()));
+        }
     }
     assert_eq!(app.get(&path(&made)).await.json()["version"], made["version"]);
     let elsewhere = json!({"messages": [{"role": "user", "content": "A"}], "max_tokens": 2, "keep": "best"});

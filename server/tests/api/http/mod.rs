@@ -2,6 +2,7 @@
 
 mod anthropic;
 mod async_openai;
+mod body_memory;
 mod branches;
 mod browsers;
 mod candle;

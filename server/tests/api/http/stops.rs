@@ -85,6 +85,27 @@ async fn deleting_a_session_ends_its_turn() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn deleting_a_session_ends_what_is_read_into_it() {
+    let app = app().await;
+    let made = session(&app, json!({})).await;
+    let path = format!("/v1/sessions/{}", made["id"].as_str().unwrap());
+    let append = format!("{path}/append");
+    // Reading it takes far longer than the deletion.
+    let reading = app.send(Method::POST, &append, json!({"tokens": vec![5; 200_000]}), &[]);
+    let deleting = async {
+        while app.engine_stats().running == 0 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        app.send(Method::DELETE, &path, Value::Null, &[]).await
+    };
+    let (read, deleted) = tokio::join!(reading, deleting);
+    assert_eq!(deleted.status, StatusCode::OK);
+    assert_eq!((read.status, read.code().as_str()), (StatusCode::NOT_FOUND, "session_deleted"));
+    until_idle(&app).await;
+    assert_eq!(app.engine_stats().finished, 0);
+}
+
 fn keys(names: &[(&str, &str)]) -> Keys {
     let mut file = tempfile::NamedTempFile::new().unwrap();
     let keys: Vec<Value> = names.iter().map(|(name, key)| json!({"name": name, "key": key})).collect();

@@ -102,6 +102,28 @@ async fn a_required_call_has_arguments_that_match_the_schema() {
     }
 }
 
+/// Many tools come with keywords that are not supported, and with clients that do not ask for a strict schema.
+#[tokio::test]
+async fn of_a_schema_that_is_not_strict_the_supported_part_holds() {
+    let called = |strict: &Value| {
+        let mut tool = tool("f");
+        let parameters = &mut tool["function"]["parameters"];
+        parameters["properties"]["note"] = json!({"type": "string", "format": "password", "not": {"const": ""}});
+        parameters["propertyNames"] = json!({"maxLength": 9});
+        tool["function"]["strict"] = strict.clone();
+        asking(json!({"tools": [tool], "tool_choice": "required"}))
+    };
+    for strict in [Value::Null, json!(false)] {
+        let (status, answer) = post(&shipped(), &called(&strict)).await;
+        assert_eq!(status, StatusCode::OK, "{answer}");
+        let call = &whole(&answer)["calls"][0];
+        // The note may be cut off, but what comes before it is by the schema.
+        assert!(call["arguments"].as_str().unwrap().starts_with("{\"x\": "), "{answer}");
+    }
+    let (status, answer) = post(&shipped(), &called(&json!(true))).await;
+    assert_eq!((status, &answer["error"]["param"]), (StatusCode::BAD_REQUEST, &json!("tools")), "{answer}");
+}
+
 #[tokio::test]
 async fn an_optional_call_is_recognised_by_its_beginning() {
     let folder = tempfile::tempdir().unwrap();
@@ -258,7 +280,7 @@ async fn invalid_tools_are_refused_by_name() {
         ("tools", function(json!({"name": "a", "parameters": {"type": "string"}})), "parameters.type must be object"),
         (
             "tools",
-            function(json!({"name": "a", "parameters": {"properties": {"x": {"not": {}}}}})),
+            function(json!({"name": "a", "strict": true, "parameters": {"properties": {"x": {"not": {}}}}})),
             "tools must be a valid and supported grammar",
         ),
         ("tool_choice", json!({"tool_choice": "always"}), "must be none, auto, required or a function"),

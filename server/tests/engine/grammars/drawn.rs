@@ -168,7 +168,8 @@ fn random_texts_follow_their_lark_grammar() {
 fn calls_name_the_tools_and_other_texts_do_not_begin_like_a_call() {
     let arguments = json!({"type": "object", "required": ["x"], "additionalProperties": false,
         "properties": {"x": {"$ref": "#/$defs/d"}}, "$defs": {"d": {"type": "integer"}}});
-    let tools: Vec<Call> = ["f", "g-2"].map(|name| Call { name: name.into(), arguments: arguments.clone() }).into();
+    let tools: Vec<Call> =
+        ["f", "g-2"].map(|name| Call { name: name.into(), arguments: arguments.clone(), strict: true }).into();
     let json = json!({"type": "object", "required": ["name"], "properties": {"name": {"enum": ["f", "h"]}}});
     for (most, instead) in
         [(1, Instead::Nothing), (3, Instead::Nothing), (1, Instead::Text), (2, Instead::Json(json.clone()))]
@@ -196,7 +197,7 @@ fn calls_name_the_tools_and_other_texts_do_not_begin_like_a_call() {
 #[test]
 fn a_plain_text_may_begin_almost_like_a_call() {
     let arguments = json!({"type": "object", "properties": {}, "additionalProperties": false});
-    let tools = vec![Call { name: "f".into(), arguments }];
+    let tools = vec![Call { name: "f".into(), arguments, strict: true }];
     let grammar = GRAMMARS.compile(&GrammarSpec::Calls(Calls { tools, max: 1, instead: Instead::Text })).unwrap();
     let follows = |text: &str| {
         let mut matcher = grammar.start();
@@ -217,7 +218,7 @@ fn a_plain_text_may_begin_almost_like_a_call() {
 #[test]
 fn json_beside_calls_may_begin_as_a_call_does_up_to_a_tools_name() {
     let arguments = json!({"type": "object", "properties": {"x": {"type": "integer"}}, "additionalProperties": false});
-    let tools = vec![Call { name: "f".into(), arguments }];
+    let tools = vec![Call { name: "f".into(), arguments, strict: true }];
     let grammar = |schema: Value| {
         let calls = Calls { tools: tools.clone(), max: 2, instead: Instead::Json(schema) };
         GRAMMARS.compile(&GrammarSpec::Calls(calls).without_additional_properties())

@@ -1,0 +1,93 @@
+//! Counts the memory that bodies take against their owners, so that unfinished ones cannot fill the server's memory.
+
+use std::sync::{Arc, OnceLock};
+
+use axum::body::{Body, Bytes, HttpBody};
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, HeaderValue, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use futures_util::{StreamExt, stream};
+
+use crate::api::auth::owner;
+use crate::api::error::ApiError;
+use crate::api::memory::BodyShare;
+use crate::api::models::Models;
+use crate::api::sessions::snapshots::is_file;
+use crate::api::state::AppState;
+
+/// Answers 429 when a body needs more memory than its owner may take. What is counted is free again once the handler drops
+/// the bytes that it parses; a handler that reads no body takes nothing.
+pub(in crate::api) async fn count_body(State(state): State<AppState>, request: Request, next: Next) -> Response {
+    if request.body().is_end_stream() {
+        return next.run(request).await;
+    }
+    let (share, most) = (state.body_memory().begin(owner::current()), longest(&state, request.headers()));
+    let refusal = Arc::new(OnceLock::new());
+    let refused = Arc::clone(&refusal);
+    let request = request.map(|body| {
+        Body::from_stream(stream::once(async move {
+            receive(body, share, most).await.map_err(|error| match error {
+                Failure::Unread(error) => error,
+                Failure::Refused(error) => {
+                    let reason = axum::Error::new(error.message().to_owned());
+                    // Set once: the stream ends here.
+                    let _ = refused.set(error);
+                    reason
+                }
+            })
+        }))
+    });
+    let response = next.run(request).await;
+    let Some(error) = refusal.get() else { return response };
+    let mut response = error.clone().into_response();
+    // The rest of the body may still arrive and must not be read as the next request.
+    response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    response
+}
+
+/// Why a body could not be received.
+enum Failure {
+    /// It did not arrive.
+    Unread(axum::Error),
+    /// It needs too much memory.
+    Refused(ApiError),
+}
+
+/// A body that is counted as long as it is in memory.
+struct Counted {
+    bytes: Vec<u8>,
+    _share: BodyShare,
+}
+
+impl AsRef<[u8]> for Counted {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+/// Receives a body in one piece, which handlers take over without a copy, and its share with it. Stops after `most` bytes:
+/// handlers refuse what is longer.
+async fn receive(body: Body, mut share: BodyShare, most: usize) -> Result<Bytes, Failure> {
+    let (mut bytes, mut parts) = (Vec::new(), body.into_data_stream());
+    while bytes.len() <= most
+        && let Some(part) = parts.next().await
+    {
+        let part = part.map_err(Failure::Unread)?;
+        share.reserve(part.len() as u64).map_err(Failure::Refused)?;
+        bytes.extend_from_slice(&part);
+    }
+    Ok(Bytes::from_owner(Counted { bytes, _share: share }))
+}
+
+/// The longest body that a handler accepts, in bytes. Only snapshots are sent as files, and which model one belongs to is not
+/// known yet.
+fn longest(state: &AppState, headers: &HeaderMap) -> usize {
+    let most = state.options().max_body_bytes;
+    if !is_file(headers) {
+        return most;
+    }
+    let several = state.models().map(Models::entries).unwrap_or_default();
+    let instances = several.iter().filter_map(|entry| entry.instance()).chain(state.instance().cloned());
+    instances.map(|instance| instance.served.codec.max_file_bytes()).fold(most, usize::max)
+}
