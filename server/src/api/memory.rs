@@ -44,7 +44,8 @@ impl ResponseMemory {
         }
         // Log probabilities alone take no more, even twice.
         let message = format!(
-            "n must be lower, or fewer log probabilities be listed: log probabilities ({} MiB{}) and the states of the texts              ({} MiB) are held until the response is written, and may have {} MiB together",
+            "n must be lower, or fewer log probabilities be listed: log probabilities ({} MiB{}) and the states of the texts \
+             ({} MiB) are held until the response is written, and may have {} MiB together",
             held.listed.div_ceil(1 << 20),
             if held.is_stored { ", twice because of the idempotency-key" } else { "" },
             held.states.div_ceil(1 << 20),

@@ -4,11 +4,12 @@ use std::sync::{Arc, OnceLock};
 
 use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::{Request, State};
-use axum::http::{HeaderMap, HeaderValue, header};
+use axum::http::HeaderMap;
 use axum::middleware::Next;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use futures_util::{StreamExt, stream};
 
+use super::closing;
 use crate::api::auth::owner;
 use crate::api::error::ApiError;
 use crate::api::memory::BodyShare;
@@ -39,11 +40,7 @@ pub(in crate::api) async fn count_body(State(state): State<AppState>, request: R
         }))
     });
     let response = next.run(request).await;
-    let Some(error) = refusal.get() else { return response };
-    let mut response = error.clone().into_response();
-    // The rest of the body may still arrive and must not be read as the next request.
-    response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
-    response
+    refusal.get().cloned().map_or(response, closing)
 }
 
 /// Why a body could not be received.

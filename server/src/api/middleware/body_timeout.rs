@@ -5,12 +5,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use axum::body::{Body, HttpBody};
 use axum::extract::{Request, State};
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::StatusCode;
 use axum::middleware::Next;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use futures_util::{StreamExt, stream};
 use tokio::time::{Instant, timeout_at};
 
+use super::closing;
 use crate::api::error::ApiError;
 use crate::api::state::AppState;
 
@@ -41,9 +42,5 @@ pub(in crate::api) async fn body_timeout(State(state): State<AppState>, request:
         return response;
     }
     let message = format!("the request body must arrive within {} s", limit.as_secs_f32());
-    let mut response =
-        ApiError::request(StatusCode::REQUEST_TIMEOUT, None, Some("body_timeout"), message).into_response();
-    // The rest of the body may still arrive and must not be read as the next request.
-    response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
-    response
+    closing(ApiError::request(StatusCode::REQUEST_TIMEOUT, None, Some("body_timeout"), message))
 }

@@ -10,3 +10,15 @@ pub(super) mod head_size;
 pub(super) mod hosts;
 pub(super) mod panics;
 pub(super) mod trace;
+
+use axum::http::{HeaderValue, header};
+use axum::response::{IntoResponse, Response};
+
+use super::error::ApiError;
+
+/// Answers a request whose body was not received to its end: the rest may still arrive and must not be read as the next request.
+fn closing(error: ApiError) -> Response {
+    let mut response = error.into_response();
+    response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    response
+}

@@ -269,13 +269,12 @@ fn make_room(logs: &mut HashMap<String, Arc<Log>>, owner: Owner) {
     let mut ended: Vec<(Instant, Arc<Log>)> =
         logs.values().filter_map(|log| Some((log.ended()?, Arc::clone(log)))).collect();
     ended.sort_unstable_by_key(|(at, _)| *at);
-    let mut bytes: usize = logs.values().map(|log| log.lock().bytes).sum();
     let mut own = logs.values().filter(|log| log.owner == owner).count();
     let mut held: HashMap<Owner, usize> = HashMap::new();
     for log in logs.values() {
         *held.entry(log.owner).or_default() += log.lock().bytes;
     }
-    let part = MAX_TOTAL_BYTES / held.len().max(1);
+    let (mut bytes, part) = (held.values().sum::<usize>(), MAX_TOTAL_BYTES / held.len().max(1));
     for (_, log) in ended {
         let of_owner = held.entry(log.owner).or_default();
         if (bytes > MAX_TOTAL_BYTES && *of_owner > part) || (own >= MAX_STREAMS && log.owner == owner) {
