@@ -66,7 +66,7 @@ fn print(before: &str, mut events: EventStream) -> Result<Finish> {
     out.flush()?;
     while let Some(event) = events.blocking_next() {
         match event {
-            Event::Read(_) | Event::PromptLogprobs(_) => {}
+            Event::PromptLogprobs(_) => {}
             Event::Delta(delta) => {
                 write!(out, "{}", delta.text)?;
                 out.flush()?;

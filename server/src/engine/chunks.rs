@@ -11,6 +11,7 @@ use super::error::{SequenceError, catch_panic};
 use super::scheduler::Scheduler;
 use super::sequence::{Phase, Sequence};
 use super::stats::add;
+use super::transfers::Purpose;
 use super::worker::Worker;
 
 impl<M: LanguageModel> Worker<M> {
@@ -36,7 +37,7 @@ impl<M: LanguageModel> Worker<M> {
     }
 
     /// Reads at most `limit` tokens of a prompt or of what a grammar has forced, or a source, and returns how many; `None`
-    /// if that was the end of it or of the request. The prompt's last token, or after a source the text's first, is left
+    /// if that was the end of it or of the request, or if a snapshot is taken. The prompt's last token, or after a source the text's first, is left
     /// for the decode step, which samples the next one.
     fn read_piece(&mut self, slot: usize, limit: usize) -> Option<usize> {
         let sequence = self.scheduler.sequence_mut(slot)?;
@@ -65,6 +66,11 @@ impl<M: LanguageModel> Worker<M> {
         }
         if last && is_prompt {
             self.prompt_was_read(slot);
+        }
+        if self.scheduler.sequence(slot).is_some_and(Sequence::is_at_branch) {
+            self.scheduler.chunk_was_read(slot);
+            self.export(slot, Purpose::Branch);
+            return None;
         }
         (!last).then_some(length)
     }

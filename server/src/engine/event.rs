@@ -88,8 +88,7 @@ pub struct Finish {
     /// The last tokens of the snapshot's text where a stop string begins within a token: they encode what remains of that
     /// token, which was generated.
     pub retokenized: Vec<u32>,
-    /// The snapshot at the end, if requested; `None` if the text ended before it had a slot, or if a
-    /// [`Keeper`](super::Keeper) took it.
+    /// The snapshot at the end, if requested; `None` if the text ended before it had a slot.
     pub snapshot: Option<Arc<Snapshot>>,
 }
 
@@ -150,8 +149,6 @@ impl Delta {
 /// One event of a request. They come in this order, and the last is one of the last two.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
-    /// The snapshot after the prompt, without its last token, if requested and if no [`Keeper`](super::Keeper) took it.
-    Read(Arc<Snapshot>),
     /// The log probabilities of the prompt's tokens, if requested; the first token has none.
     PromptLogprobs(Vec<Option<TokenLogprobs>>),
     /// More text.

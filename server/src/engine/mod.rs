@@ -50,7 +50,7 @@ pub use event::{
 };
 pub use handle::{EngineHandle, EngineThread};
 pub use parameters::{
-    Keeper, Limits, RequestError, RequestParameters, Snapshots, Sources, Start, recommended_sampling,
+    Keeper, Limits, RequestError, RequestParameters, Sources, Start, TakeSnapshots, recommended_sampling,
 };
 pub use pass_costs::{PassCost, PassCosts};
 pub use prompt::Begun;

@@ -1,11 +1,12 @@
 //! What a request can ask for, and the bounds that a server sets.
 
+use std::fmt;
 use std::sync::Arc;
 
 use tidegate_model::sampling::{SamplingError, SamplingParams};
 
 use super::constraint::Grammar;
-use crate::session::{Owner, PrefixIndex, Snapshot};
+use crate::session::Snapshot;
 use crate::text::{GenerationDefaults, StopError};
 
 /// The bounds that a server sets on each request.
@@ -77,31 +78,39 @@ pub enum Start {
     /// A conversation: the prompt is the new text, and may be empty if the conversation has a token left to read. A new
     /// source replaces the previous source and its text.
     Session(Arc<Snapshot>),
+    /// A conversation without a token so far, and a state that has read the first tokens of its first text, but not all.
+    FirstTurn {
+        /// The conversation, of which the random numbers continue.
+        conversation: Arc<Snapshot>,
+        /// What is known of the prompt.
+        prefix: Arc<Snapshot>,
+    },
 }
 
-/// The snapshots that a request takes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Snapshots {
-    /// One after the prompt, without its last token.
-    pub prompt: bool,
-    /// One at the end of the text.
-    pub end: bool,
+impl Start {
+    /// Whether a conversation goes on, or begins.
+    pub(super) fn is_conversation(&self) -> bool {
+        matches!(self, Self::Session(_) | Self::FirstTurn { .. })
+    }
 }
 
-/// The prefix cache that takes a request's snapshots as soon as they exist. Its events then carry none: those of texts that
-/// nobody reads would hold more states than there are slots, and the cache has a bound of its own.
+/// Takes snapshots of a text on the engine's thread, as soon as they exist: states in the events of texts that nobody reads
+/// would be more than there are slots, and nothing would bound them.
+pub trait TakeSnapshots: fmt::Debug + Send + Sync {
+    /// Takes a snapshot of a part of the prompt, of the prompt without its last token, or of the whole text.
+    fn take(&self, snapshot: &Arc<Snapshot>);
+}
+
+/// The snapshots that are taken for other requests, whose texts may have the same beginning.
 #[derive(Clone, Debug)]
 pub struct Keeper {
-    /// The cache.
-    pub prefixes: Arc<PrefixIndex>,
-    /// Whose texts the snapshots are prefixes of.
-    pub owner: Owner,
-}
-
-impl Keeper {
-    pub(super) fn keep(&self, snapshot: &Arc<Snapshot>) {
-        self.prefixes.keep(self.owner, snapshot);
-    }
+    /// What takes them.
+    pub taker: Arc<dyn TakeSnapshots>,
+    /// A number of tokens of the prompt after which one is taken, besides the one after the whole prompt. It has no effect if
+    /// the request does not read the prompt in chunks from there on.
+    pub branch: Option<usize>,
+    /// Whether one is taken at the end of the text.
+    pub end: bool,
 }
 
 /// The parameters of a request, not yet validated: [`super::Request::new`] does that.
@@ -111,7 +120,7 @@ pub struct RequestParameters {
     pub start: Start,
     /// The token ids to continue, or the source to translate.
     pub prompt: Vec<u32>,
-    /// Most tokens to generate; 0 only reads the prompt, for a snapshot or for its log probabilities.
+    /// Most tokens to generate; 0 only reads the prompt, for snapshots or for its log probabilities.
     pub max_tokens: usize,
     /// Strings that end the text.
     pub stop: Vec<String>,
@@ -123,9 +132,9 @@ pub struct RequestParameters {
     pub reseed: bool,
     /// Whether to continue after an end-of-text token.
     pub ignore_eos: bool,
-    /// The snapshots to take.
-    pub snapshots: Snapshots,
-    /// What takes them in place of the events.
+    /// Whether [`Finish`](super::Finish) has the snapshot at the end of the text.
+    pub snapshot: bool,
+    /// The snapshots for other requests.
     pub keeper: Option<Keeper>,
     /// Fewest tokens to generate before an end-of-text token or a stop token may be sampled.
     pub min_tokens: usize,
@@ -173,7 +182,7 @@ pub enum RequestError {
 
 impl RequestError {
     /// A value out of its bounds.
-    pub(super) fn bound(parameter: &'static str, bound: impl Into<String>, found: impl std::fmt::Display) -> Self {
+    pub(super) fn bound(parameter: &'static str, bound: impl Into<String>, found: impl fmt::Display) -> Self {
         Self::Bound { parameter, bound: bound.into(), found: format!("{found}") }
     }
 

@@ -67,13 +67,18 @@ impl Sequence {
         Ok(())
     }
 
-    /// Whether a snapshot is needed after the prompt: by the client, or by requests with the same prompt.
+    /// Whether a snapshot is to be taken here, amid the prompt.
+    pub(super) fn is_at_branch(&self) -> bool {
+        matches!(self.phase, Phase::Prefill { next } if self.prompt.branch == Some(next))
+    }
+
+    /// Whether a snapshot is needed after the prompt: by requests with the same beginning, or with the same prompt.
     pub(super) fn wants_prompt_end(&self) -> bool {
         self.prompt.computed && self.shares_prompt_end()
     }
 
     fn shares_prompt_end(&self) -> bool {
-        self.snapshots.prompt || self.prompt.shared.as_ref().is_some_and(SharedPrompt::has_others)
+        self.keeper.is_some() || self.prompt.shared.as_ref().is_some_and(SharedPrompt::has_others)
     }
 
     /// How many tokens are known and not in the state, if one pass may read them all and choose the next one: that is wanted,
@@ -92,13 +97,16 @@ impl Sequence {
     /// Passes the snapshot after the prompt to those who need it.
     pub(super) fn hand_over_prompt(&mut self, end: Snapshot) {
         let end = Arc::new(end);
-        match &self.keeper {
-            _ if !self.snapshots.prompt => {}
-            Some(keeper) => keeper.keep(&end),
-            None => self.client.events.push_prompt(Event::Read(Arc::clone(&end))),
-        }
+        self.take(&end);
         if let Some(shared) = self.prompt.shared.as_ref().filter(|shared| shared.has_others()) {
             shared.hand_over(ReadPrompt { end, logprobs: self.prompt.logprobs.clone() });
+        }
+    }
+
+    /// Passes a snapshot to what takes those for other requests.
+    pub(super) fn take(&self, snapshot: &Arc<Snapshot>) {
+        if let Some(keeper) = &self.keeper {
+            keeper.taker.take(snapshot);
         }
     }
 

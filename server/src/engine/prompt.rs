@@ -66,8 +66,12 @@ pub(super) struct Prompt {
     pub(super) last_tokens: Vec<u32>,
     /// The last tokens before the answer, as many as are known and drafts are made of.
     pub(super) recent: Vec<u32>,
+    /// How much of the input comes before a snapshot that is taken amid it.
+    pub(super) branch: Option<usize>,
     /// Tokens of the prompt that the client has sent.
     pub(super) tokens: usize,
+    /// Those of them that need not be computed.
+    pub(super) cached: usize,
     /// Set until they are reported: the prompt is then read token by token.
     pub(super) logprobs: Option<PromptLogprobs>,
     /// The prompt that this request has in common with others, until it has been read.
@@ -128,6 +132,8 @@ impl SharedPrompt {
 /// How a request starts: from nothing, from a known prefix of its prompt, within a conversation, or with a source.
 pub(super) struct Opening {
     pub(super) start: Option<Arc<Snapshot>>,
+    /// Tokens of the prompt in the starting state.
+    pub(super) cached: usize,
     pub(super) source: Vec<u32>,
     pub(super) input: Vec<u32>,
     pub(super) last_tokens: Vec<u32>,
@@ -147,7 +153,10 @@ impl Opening {
         let vocab_size = limits.vocab_size;
         let Some(first) = limits.sources.map(|sources| sources.start) else {
             return match start {
-                Start::Session(snapshot) => Self::turn(snapshot, prompt, (sampling, reseed), vocab_size),
+                Start::Session(snapshot) => Self::turn((snapshot, None), prompt, (sampling, reseed), vocab_size),
+                Start::FirstTurn { conversation, prefix } => {
+                    Self::turn((conversation, Some(prefix)), prompt, (sampling, reseed), vocab_size)
+                }
                 Start::Empty => Self::completion(None, prompt, sampling, vocab_size),
                 Start::Prefix(snapshot) => Self::completion(Some(snapshot), prompt, sampling, vocab_size),
             };
@@ -161,9 +170,9 @@ impl Opening {
                 ));
             }
             Start::Session(snapshot) if prompt.is_empty() => {
-                return Self::turn(snapshot, prompt, (sampling, reseed), vocab_size);
+                return Self::turn((snapshot, None), prompt, (sampling, reseed), vocab_size);
             }
-            Start::Session(snapshot) => Some(snapshot),
+            Start::Session(snapshot) | Start::FirstTurn { conversation: snapshot, .. } => Some(snapshot),
             // The encoding of a source cannot start from that of a prefix.
             Start::Empty | Start::Prefix(_) => None,
         };
@@ -179,23 +188,19 @@ impl Opening {
     ) -> Result<(Self, Sampler), RequestError> {
         let mut sampler = Sampler::new(sampling, vocab_size)?;
         sampler.observe_prompt(&prompt);
-        let read = start.as_ref().map_or(0, |snapshot| snapshot.read);
-        let read = usize::try_from(read).ok().filter(|read| *read == 0 || *read < prompt.len());
-        let Some(read) = read else {
-            let found = format!("{} tokens", prompt.len());
-            return Err(RequestError::bound("prompt", "longer than its known prefix", found));
-        };
+        let cached = known(start.as_deref(), &prompt)?;
         let last_tokens = last_tokens(&[], &prompt);
         let recent = end(&prompt, RECENT).to_vec();
-        prompt.drain(..read);
+        prompt.drain(..cached);
         let (source, answer, kind) = (Vec::new(), Answer::default(), TextKind::Completion);
-        Ok((Self { start, source, input: prompt, last_tokens, recent, answer, kind }, sampler))
+        Ok((Self { start, cached, source, input: prompt, last_tokens, recent, answer, kind }, sampler))
     }
 
     /// The prompt is what a turn adds. If it is not empty, a new answer begins, as if the whole text had been sent as one
-    /// prompt; if it is empty, the answer continues, as if the request before had asked for more.
+    /// prompt; if it is empty, the answer continues, as if the request before had asked for more. Where the conversation has
+    /// no text yet, the state may be that of a known `prefix` of the prompt.
     fn turn(
-        snapshot: Arc<Snapshot>,
+        (snapshot, prefix): (Arc<Snapshot>, Option<Arc<Snapshot>>),
         prompt: Vec<u32>,
         (sampling, reseed): (SamplingParams, bool),
         vocab_size: usize,
@@ -212,11 +217,15 @@ impl Opening {
             sampler.observe_prompt(&prompt);
         }
         let last_tokens = last_tokens(&snapshot.pending, &prompt);
-        let input: Vec<u32> = snapshot.pending.iter().copied().chain(prompt).collect();
+        let mut input: Vec<u32> = snapshot.pending.iter().copied().chain(prompt).collect();
         let recent = end_of_both(&snapshot.recent.0, &input, RECENT);
+        let prefix = prefix.filter(|_| snapshot.tokens() == 0);
+        let cached = known(prefix.as_deref(), &input)?;
+        input.drain(..cached);
+        let start = Some(prefix.unwrap_or(snapshot));
         let kind = if answer.is_some() { TextKind::Continuation } else { TextKind::Turn };
         let (source, answer) = (Vec::new(), answer.unwrap_or_default());
-        Ok((Self { start: Some(snapshot), source, input, last_tokens, recent, answer, kind }, sampler))
+        Ok((Self { start, cached, source, input, last_tokens, recent, answer, kind }, sampler))
     }
 
     /// The prompt is a source, whose encoding replaces the whole state, also that of the conversation `before`. Of that
@@ -242,6 +251,14 @@ impl Opening {
         let kind = if before.is_some() { TextKind::Turn } else { TextKind::Completion };
         let (input, last_tokens, answer) = (vec![first], Vec::new(), Answer::default());
         let recent = Vec::new();
-        Ok((Self { start: None, source, input, last_tokens, recent, answer, kind }, sampler))
+        Ok((Self { start: None, cached: 0, source, input, last_tokens, recent, answer, kind }, sampler))
     }
+}
+
+/// How many of the first tokens of `prompt` the state of `prefix` has read.
+fn known(prefix: Option<&Snapshot>, prompt: &[u32]) -> Result<usize, RequestError> {
+    let read = prefix.map_or(0, |prefix| prefix.read);
+    let read = usize::try_from(read).ok().filter(|read| *read == 0 || *read < prompt.len());
+    let found = || format!("{} tokens", prompt.len());
+    read.ok_or_else(|| RequestError::bound("prompt", "longer than its known prefix", found()))
 }

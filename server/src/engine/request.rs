@@ -7,7 +7,7 @@ use super::generation::{Generation, StopConditions};
 use super::guide::Guide;
 use super::logprobs::{Logprobs, PromptLogprobs};
 use super::output::TextOutput;
-use super::parameters::{Keeper, Limits, RequestError, RequestParameters, Snapshots, Start};
+use super::parameters::{Keeper, Limits, RequestError, RequestParameters, Start};
 use super::prompt::{Begun, Opening, Prompt, TextKind};
 use crate::text::StopStrings;
 
@@ -24,7 +24,7 @@ pub struct Request {
     pub(super) generation: Generation,
     pub(super) output: TextOutput,
     pub(super) kind: TextKind,
-    pub(super) snapshots: Snapshots,
+    pub(super) snapshot: bool,
     pub(super) keeper: Option<Keeper>,
 }
 
@@ -38,7 +38,7 @@ impl Request {
         check_max_tokens(&parameters, limits)?;
         check_stop(&parameters, limits)?;
         check_logprobs(&parameters, limits)?;
-        let RequestParameters { start, prompt, max_tokens, stop, turns, sampling, reseed, snapshots, grammar, .. } =
+        let RequestParameters { start, prompt, max_tokens, stop, turns, sampling, reseed, snapshot, grammar, .. } =
             parameters;
         let strings = StopStrings::new(&stop)?.with_turns(turns);
         // A known prefix has no logits: a prompt with log probabilities is computed from its first token.
@@ -54,15 +54,20 @@ impl Request {
         }
         let stop = StopConditions::new(parameters.ignore_eos, parameters.stop_token_ids, parameters.min_tokens);
         let output = TextOutput::new(strings, &opening.answer, stop.may_end_at(1));
-        let Opening { start, source, input, last_tokens, recent, kind, .. } = opening;
+        let Opening { start, cached, source, input, last_tokens, recent, kind, .. } = opening;
         let logprobs = parameters.prompt_logprobs.map(PromptLogprobs::new);
+        let branch = parameters.keeper.as_ref().and_then(|keeper| keeper.branch?.checked_sub(cached));
+        // After the last but one a snapshot is taken anyway.
+        let branch = branch.filter(|branch| *branch > 0 && *branch + 1 < input.len());
         let prompt = Prompt {
             start,
             source,
             input,
             last_tokens,
             recent,
+            branch,
             tokens: prompt_tokens,
+            cached,
             logprobs,
             shared: None,
             computed: false,
@@ -76,13 +81,13 @@ impl Request {
             logprobs: parameters.logprobs.map(Logprobs::new),
             guide: grammar.map(|grammar| Guide::new(grammar, limits.vocab_size)),
         };
-        Ok(Self { prompt, generation, output, kind, snapshots, keeper: parameters.keeper })
+        Ok(Self { prompt, generation, output, kind, snapshot, keeper: parameters.keeper })
     }
 
     /// Continues what the same request has begun, instead of reading the prompt. The events are those of the whole text, but
     /// none about the prompt.
     pub fn resume(&mut self, begun: Begun) {
-        self.snapshots.prompt = false;
+        self.prompt.branch = None;
         self.prompt.begun = Some(begun);
     }
 
@@ -93,8 +98,7 @@ impl Request {
 
     /// Tokens of the prompt that need not be computed.
     pub fn cached_tokens(&self) -> usize {
-        let start = self.prompt.start.as_ref().filter(|_| self.kind == TextKind::Completion);
-        usize::try_from(start.map_or(0, |snapshot| snapshot.read)).unwrap_or(usize::MAX)
+        self.prompt.cached
     }
 }
 
@@ -110,7 +114,7 @@ pub fn share_prompt(requests: &mut [Request]) {
 
 fn check_prompt(parameters: &RequestParameters, limits: &Limits) -> Result<(), RequestError> {
     let RequestParameters { start, prompt, .. } = parameters;
-    let (least, most) = (usize::from(!matches!(start, Start::Session(_))), limits.longest_prompt());
+    let (least, most) = (usize::from(!start.is_conversation()), limits.longest_prompt());
     if prompt.len() > most {
         return Err(RequestError::TooLong { least, most, found: prompt.len() });
     }
@@ -129,10 +133,9 @@ fn check_ids(parameter: &'static str, ids: &[u32], limits: &Limits) -> Result<()
 }
 
 fn check_max_tokens(parameters: &RequestParameters, limits: &Limits) -> Result<(), RequestError> {
-    let RequestParameters { max_tokens, min_tokens, snapshots, prompt_logprobs, .. } = *parameters;
-    let (least, most) = (usize::from(!snapshots.end && prompt_logprobs.is_none()), limits.max_tokens);
-    if max_tokens < least || max_tokens > most {
-        return Err(RequestError::bound("max_tokens", format!("from {least} to {most}"), max_tokens));
+    let RequestParameters { max_tokens, min_tokens, .. } = *parameters;
+    if max_tokens > limits.max_tokens {
+        return Err(RequestError::bound("max_tokens", format!("from 0 to {}", limits.max_tokens), max_tokens));
     }
     if min_tokens > max_tokens {
         let bound = format!("from 0 to max_tokens, which is {max_tokens}");
@@ -168,7 +171,7 @@ fn check_logprobs(parameters: &RequestParameters, limits: &Limits) -> Result<(),
     if limits.sources.is_some() {
         return refused("absent where the prompt is a source, which the model does not predict");
     }
-    if matches!(start, Start::Session(_)) {
+    if start.is_conversation() {
         return refused("absent where a conversation continues");
     }
     Ok(())

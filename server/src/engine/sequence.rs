@@ -10,7 +10,7 @@ use super::event_sender::EventSender;
 use super::generation::{Choice, Ending, Generation};
 use super::logprobs::Logprobs;
 use super::output::{TextBuffers, TextOutput};
-use super::parameters::{Keeper, Snapshots};
+use super::parameters::Keeper;
 use super::prompt::{Prompt, TextKind};
 use super::request::Request;
 use super::rollback::{Position, Rollback};
@@ -68,7 +68,7 @@ pub(super) struct Sequence {
     pub(super) generation: Generation,
     pub(super) output: TextOutput,
     pub(super) kind: TextKind,
-    pub(super) snapshots: Snapshots,
+    pub(super) snapshot: bool,
     pub(super) keeper: Option<Keeper>,
     pub(super) rollback: Option<Rollback>,
     /// `None` without speculation.
@@ -89,7 +89,7 @@ impl Sequence {
     pub(super) fn new(submission: Submission, passes: u64, rules: &TextRules) -> Self {
         let Submission { request, sender, interrupt, submitted, span, submitted_at, tenant, advance } = submission;
         let waited = passes.saturating_sub(submitted_at);
-        let Request { prompt, generation, mut output, kind, snapshots, keeper } = request;
+        let Request { prompt, generation, mut output, kind, snapshot, keeper } = request;
         if kind != TextKind::Continuation {
             // The answer completes a character that the prompt has begun.
             output.detokenizer = Detokenizer::resume(&rules.vocabulary.unfinished(&prompt.last_tokens));
@@ -109,7 +109,7 @@ impl Sequence {
             generation,
             output,
             kind,
-            snapshots,
+            snapshot,
             keeper,
             rollback: None,
             drafts: None,
@@ -141,11 +141,14 @@ impl Sequence {
     }
 
     /// The tokens that can be read between two decode steps: all of the source, or at most `longest` of the input without
-    /// its last token, or of those that a grammar has forced.
+    /// its last token, up to where a snapshot is taken, or of those that a grammar has forced.
     pub(super) fn next_chunk(&self, longest: usize) -> usize {
         match self.phase {
             Phase::ReadSource => self.prompt.source.len(),
-            Phase::Prefill { next } => (self.prompt.input.len() - 1 - next).min(longest),
+            Phase::Prefill { next } => {
+                let branch = self.prompt.branch.filter(|branch| *branch > next);
+                (branch.unwrap_or(self.prompt.input.len() - 1) - next).min(longest)
+            }
             Phase::ReadForced { .. } => self.unread.len().min(longest),
             Phase::AwaitPrompt | Phase::ScorePrompt { .. } | Phase::Decode { .. } => 0,
         }
@@ -265,7 +268,12 @@ impl Sequence {
 
     /// Whether a stop string rolls the text back, or still may, where that matters for the snapshot at its end.
     fn is_unsettled(&self) -> bool {
-        self.snapshots.end && self.output.is_unsettled()
+        self.wants_end() && self.output.is_unsettled()
+    }
+
+    /// Whether a snapshot is needed at the end of the text.
+    pub(super) fn wants_end(&self) -> bool {
+        self.snapshot || self.keeper.as_ref().is_some_and(|keeper| keeper.end)
     }
 
     /// Adds a token to the text since the point to roll back to. If a point is needed and there is none, returns the text

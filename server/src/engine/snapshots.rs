@@ -25,8 +25,8 @@ pub(super) enum End {
     NeedsState { open: bool },
 }
 
-/// The snapshot after the prompt, from which other requests with the same prefix can continue.
-pub(super) fn after_prompt(state: Vec<f32>, sequence: &Sequence) -> Snapshot {
+/// The snapshot after what has been read of the prompt, from which other requests with the same beginning can continue.
+pub(super) fn of_prompt(state: Vec<f32>, sequence: &Sequence) -> Snapshot {
     let Position { read, history } = sequence.position;
     Snapshot { state, read, pending: sequence.pending().into_iter().collect(), history, ..Snapshot::default() }
 }

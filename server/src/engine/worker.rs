@@ -79,7 +79,7 @@ impl<M: LanguageModel> Worker<M> {
         self.continue_after(slot, purpose, transfer);
     }
 
-    fn export(&mut self, slot: usize, purpose: Purpose) {
+    pub(super) fn export(&mut self, slot: usize, purpose: Purpose) {
         let model = &mut self.model;
         let transfer = catch_panic(|| model.start_export(slot));
         self.continue_after(slot, purpose, transfer);
@@ -92,7 +92,8 @@ impl<M: LanguageModel> Worker<M> {
             match purpose {
                 Purpose::Start => {}
                 Purpose::SharedPrompt => sequence.take_over_prompt(),
-                Purpose::PromptEnd => sequence.hand_over_prompt(snapshots::after_prompt(state, sequence)),
+                Purpose::Branch => sequence.take(&Arc::new(snapshots::of_prompt(state, sequence))),
+                Purpose::PromptEnd => sequence.hand_over_prompt(snapshots::of_prompt(state, sequence)),
                 Purpose::Rollback(shown, _) => sequence.set_rollback(state, shown.clone()),
                 Purpose::End(_, open) => return Ok(Some(snapshots::of_slot(state, sequence, *open))),
             }
@@ -105,8 +106,8 @@ impl<M: LanguageModel> Worker<M> {
         match purpose {
             // Another request has read the prompt while this one's start was in transfer.
             Purpose::Start if sequence.prompt.read_by_other().is_some() => self.import_prompt(slot),
-            Purpose::Start if !sequence.has_read_prompt() => {}
-            Purpose::Start | Purpose::SharedPrompt => self.prompt_was_read(slot),
+            Purpose::Start | Purpose::Branch if !sequence.has_read_prompt() => {}
+            Purpose::Start | Purpose::Branch | Purpose::SharedPrompt => self.prompt_was_read(slot),
             Purpose::PromptEnd => self.prompt_ended(slot),
             Purpose::Rollback(_, ending) => self.continue_text(slot, *ending),
             Purpose::End(ending, _) => self.end(slot, *ending, snapshot),
@@ -211,7 +212,7 @@ impl<M: LanguageModel> Worker<M> {
         let Some(sequence) = self.scheduler.sequence_mut(slot) else { return };
         let (rules, model, unread) = (&self.rules, &mut self.model, sequence.unread.len());
         let snapshot = || {
-            let wanted = sequence.snapshots.end;
+            let wanted = sequence.wants_end();
             wanted.then(|| snapshots::at_end(model, slot, sequence, ending, rules)).transpose()
         };
         let snapshot = catch_panic(snapshot);
@@ -226,16 +227,17 @@ impl<M: LanguageModel> Worker<M> {
 
     fn end(&mut self, slot: usize, ending: Ending, snapshot: Option<EndSnapshot>) {
         let Some(sequence) = self.scheduler.sequence_mut(slot) else { return };
-        let (mut finish, keeper) = (sequence.finish(ending), sequence.keeper.take());
+        let (mut finish, wanted) = (sequence.finish(ending), sequence.snapshot);
+        let taker = sequence.keeper.take().filter(|keeper| keeper.end).map(|keeper| keeper.taker);
         if let Some(EndSnapshot { snapshot, is_in_slot, retokenized }) = snapshot {
             let snapshot = Arc::new(snapshot);
             if is_in_slot {
                 self.scheduler.set_resident(slot, &snapshot);
             }
-            if let Some(keeper) = &keeper {
-                keeper.keep(&snapshot);
+            if let Some(taker) = taker {
+                taker.take(&snapshot);
             }
-            finish = Finish { snapshot: keeper.is_none().then_some(snapshot), retokenized, ..finish };
+            finish = Finish { snapshot: wanted.then_some(snapshot), retokenized, ..finish };
         }
         // Counted first: a client that has received the last event finds it counted.
         add(&self.shared.counters.finished, 1);

@@ -2,6 +2,10 @@
 //!
 //! Bounded in bytes and, per owner, in number; the least recently used entry is evicted first. A prefix may end at any
 //! token: entries are found by the digest of their tokens, and compared only with texts of the same owner.
+//!
+//! A state cannot be cut, so texts that only begin alike, with the same instructions for example, share nothing until there is
+//! a state at the point where they part. The tokens of prompts are kept to find it: the second such text leaves a state there,
+//! and those after it start from that. (Marconi, Pan et al., MLSys 2025, has the same rule.)
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -36,8 +40,19 @@ type Key = (u64, History);
 #[derive(Debug)]
 struct Entry {
     snapshot: Arc<Snapshot>,
+    /// The prompt, if the snapshot is of one.
+    prompt: Option<Arc<[u32]>>,
     used: u64,
 }
+
+impl Entry {
+    fn bytes(&self) -> usize {
+        self.snapshot.bytes() + self.prompt.as_ref().map_or(0, |prompt| size_of_val(&**prompt))
+    }
+}
+
+/// Fewest tokens that a state amid a prompt must save the next one: fewer are read in less time than it takes to copy a state.
+const SHORTEST_BRANCH: usize = 32;
 
 impl PrefixIndex {
     /// An empty index of at most `max_bytes`, with at most `max_per_owner` prefixes per owner. Zero disables it.
@@ -69,13 +84,15 @@ impl PrefixIndex {
         self.max_bytes() > 0 && self.max_per_owner > 0
     }
 
-    /// Stores `snapshot` as a prefix of its owner's texts, evicting others if necessary.
-    pub fn keep(&self, owner: Owner, snapshot: &Arc<Snapshot>) {
-        if snapshot.read == 0 || snapshot.bytes() > self.max_bytes() || !self.is_on() {
+    /// Stores `snapshot` as a prefix of its owner's texts, evicting others if necessary. `prompt` is the text that it is at the
+    /// end of, if that is one that others may begin like.
+    pub fn keep(&self, owner: Owner, snapshot: &Arc<Snapshot>, prompt: Option<Arc<[u32]>>) {
+        let entry = Entry { snapshot: Arc::clone(snapshot), prompt, used: 0 };
+        if snapshot.read == 0 || entry.bytes() > self.max_bytes() || !self.is_on() {
             return;
         }
         let mut inner = self.lock();
-        inner.insert(owner, snapshot);
+        inner.insert(owner, entry);
         while inner.owners.get(&owner).is_some_and(|entries| entries.len() > self.max_per_owner) {
             let oldest = inner.last_uses.iter().find(|(_, (other, _))| *other == owner).map(|(used, _)| *used);
             inner.forget(oldest);
@@ -116,6 +133,20 @@ impl PrefixIndex {
         keys.iter().rev().find_map(|key| inner.touch(owner, *key))
     }
 
+    /// The number of tokens after which `tokens` parts from an earlier prompt, the longest such; only if that saves the next one
+    /// like it enough beyond the `known` tokens.
+    pub fn branch(&self, owner: Owner, tokens: &[u32], known: u64) -> Option<usize> {
+        let prompts: Vec<Arc<[u32]>> = {
+            let inner = self.lock();
+            inner.owners.get(&owner)?.values().filter_map(|entry| entry.prompt.clone()).collect()
+        };
+        // Comparing long texts takes time, so it happens outside the lock.
+        let common = |prompt: &Arc<[u32]>| prompt.iter().zip(tokens).take_while(|(a, b)| a == b).count();
+        let longest = prompts.iter().map(common).max()?;
+        let saved = (longest as u64).saturating_sub(known);
+        (saved >= SHORTEST_BRANCH as u64).then_some(longest)
+    }
+
     /// Hits and misses.
     pub fn lookups(&self) -> (u64, u64) {
         (self.hits.load(Relaxed), self.misses.load(Relaxed))
@@ -133,17 +164,16 @@ impl PrefixIndex {
 }
 
 impl Inner {
-    fn insert(&mut self, owner: Owner, snapshot: &Arc<Snapshot>) {
-        let key = (snapshot.read, snapshot.history);
+    fn insert(&mut self, owner: Owner, entry: Entry) {
+        let key = (entry.snapshot.read, entry.snapshot.history);
         // The same text has the same state, so the existing entry stays.
         if self.touch(owner, key).is_some() {
             return;
         }
         self.clock += 1;
         self.last_uses.insert(self.clock, (owner, key));
-        self.bytes += snapshot.bytes();
-        let entry = Entry { snapshot: Arc::clone(snapshot), used: self.clock };
-        self.owners.entry(owner).or_default().insert(key, entry);
+        self.bytes += entry.bytes();
+        self.owners.entry(owner).or_default().insert(key, Entry { used: self.clock, ..entry });
     }
 
     /// The snapshot under `key`, marked as most recently used.
@@ -160,7 +190,7 @@ impl Inner {
         let Some((owner, key)) = used.and_then(|used| self.last_uses.remove(&used)) else { return };
         let Some(entries) = self.owners.get_mut(&owner) else { return };
         if let Some(entry) = entries.remove(&key) {
-            self.bytes -= entry.snapshot.bytes();
+            self.bytes -= entry.bytes();
         }
         if entries.is_empty() {
             self.owners.remove(&owner);
@@ -188,7 +218,7 @@ mod tests {
     fn the_longest_prefix_that_leaves_a_token_is_found() {
         let index = PrefixIndex::new(1 << 20, 10);
         for text in [&[1, 2][..], &[1, 2, 3, 4], &[1, 9, 9]] {
-            index.keep(ANN, &of(text));
+            index.keep(ANN, &of(text), None);
         }
         assert_eq!(found(&index, ANN, &[1, 2, 3, 4, 5]), 4);
         assert_eq!(found(&index, ANN, &[1, 2, 3, 4]), 2, "at least one token is left to read");
@@ -198,9 +228,34 @@ mod tests {
     }
 
     #[test]
+    fn a_prompt_parts_from_the_one_that_it_is_like_for_longest() {
+        let index = PrefixIndex::new(1 << 20, 10);
+        let text = |alike: u32, rest: u32| -> Arc<[u32]> { (0..alike).chain([rest; 50]).collect() };
+        for (alike, rest) in [(40, 1000), (100, 1001), (100, 1002)] {
+            let prompt = text(alike, rest);
+            index.keep(ANN, &of(&prompt[..prompt.len() - 1]), Some(prompt));
+        }
+        let bytes =
+            of(&text(40, 1)[..89]).bytes() + 2 * of(&text(100, 1)[..149]).bytes() + (90 + 2 * 150) * size_of::<u32>();
+        assert_eq!(index.size(), (3, bytes), "the prompts count");
+        // A state at the end of a text says nothing of others.
+        index.keep(ANN, &of(&text(140, 1003)), None);
+        let branch = |alike, known| index.branch(ANN, &text(alike, 7), known);
+        assert_eq!((branch(100, 0), branch(60, 0), branch(140, 0)), (Some(100), Some(60), Some(100)));
+        assert_eq!((branch(100, 68), branch(100, 69), branch(100, 100)), (Some(100), None, None));
+        assert_eq!((branch(32, 0), branch(31, 0)), (Some(32), None));
+        assert_eq!(index.branch(BEN, &text(100, 7), 0), None);
+        // The prompts before this one count to their ends, and this one to its own.
+        assert_eq!(
+            (index.branch(ANN, &text(100, 1001), 0), index.branch(ANN, &text(100, 1001)[..90], 0)),
+            (Some(150), Some(90))
+        );
+    }
+
+    #[test]
     fn owners_do_not_share_prefixes() {
         let index = PrefixIndex::new(1 << 20, 10);
-        index.keep(ANN, &of(&[1, 2]));
+        index.keep(ANN, &of(&[1, 2]), None);
         assert_eq!(found(&index, BEN, &[1, 2, 3]), 0);
         assert_eq!(found(&index, ANN, &[1, 2, 3]), 2);
     }
@@ -208,30 +263,30 @@ mod tests {
     #[test]
     fn the_least_recently_used_prefix_is_evicted_at_either_bound() {
         let index = PrefixIndex::new(1 << 20, 2);
-        index.keep(ANN, &of(&[1]));
-        index.keep(ANN, &of(&[2]));
+        index.keep(ANN, &of(&[1]), None);
+        index.keep(ANN, &of(&[2]), None);
         assert_eq!(found(&index, ANN, &[1, 0]), 1);
-        index.keep(ANN, &of(&[3]));
+        index.keep(ANN, &of(&[3]), None);
         assert_eq!((found(&index, ANN, &[1, 0]), found(&index, ANN, &[2, 0])), (1, 0));
 
         let one = of(&[1]).bytes();
         let index = PrefixIndex::new(3 * one, 10);
         for (owner, token) in [(ANN, 1), (BEN, 1), (ANN, 2), (BEN, 2)] {
-            index.keep(owner, &of(&[token]));
+            index.keep(owner, &of(&[token]), None);
         }
         assert_eq!(index.size(), (3, 3 * one));
         assert_eq!((found(&index, ANN, &[1, 0]), found(&index, BEN, &[1, 0])), (0, 1));
-        index.keep(BEN, &of(&[1]));
+        index.keep(BEN, &of(&[1]), None);
         assert_eq!(index.size(), (3, 3 * one), "the same text is stored once");
         let off = PrefixIndex::new(0, 10);
-        off.keep(ANN, &of(&[1]));
+        off.keep(ANN, &of(&[1]), None);
         assert_eq!(off.size(), (0, 0));
         let index = PrefixIndex::new(3 * one, 10);
         index.limit(4 * one);
         assert_eq!(index.max_bytes(), 3 * one);
         index.limit(one);
         for token in 1..3 {
-            index.keep(ANN, &of(&[token]));
+            index.keep(ANN, &of(&[token]), None);
         }
         assert_eq!(index.size(), (1, one));
     }

@@ -1,14 +1,14 @@
 //! Requests to an engine without a server, and their results.
 
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, Instant};
 
 use tidegate_model::SamplingParams;
 use tidegate_server::Served;
 use tidegate_server::checkpoint::{OpenOptions, open};
 use tidegate_server::engine::{
-    EngineHandle, EngineOptions, EngineThread, Event, EventStream, Failure, Finish, Limits, Request, RequestParameters,
-    TokenLogprobs, spawn,
+    EngineHandle, EngineOptions, EngineThread, Event, EventStream, Failure, Finish, Keeper, Limits, Request,
+    RequestParameters, TakeSnapshots, TokenLogprobs, spawn,
 };
 use tidegate_server::session::Snapshot;
 
@@ -39,14 +39,40 @@ pub(crate) fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
+/// Takes the snapshots of a request that are for others.
+#[derive(Debug, Default)]
+pub(crate) struct Taken(Mutex<Vec<Arc<Snapshot>>>);
+
+impl Taken {
+    pub(crate) fn all(&self) -> Vec<Arc<Snapshot>> {
+        self.0.lock().unwrap().clone()
+    }
+}
+
+impl TakeSnapshots for Taken {
+    fn take(&self, snapshot: &Arc<Snapshot>) {
+        self.0.lock().unwrap().push(Arc::clone(snapshot));
+    }
+}
+
+/// The request with a keeper of its prompt's snapshot, and where that is.
+pub(crate) fn kept(parameters: RequestParameters) -> (RequestParameters, Arc<Taken>) {
+    kept_at(None, parameters)
+}
+
+/// The same with a snapshot amid the prompt.
+pub(crate) fn kept_at(branch: Option<usize>, parameters: RequestParameters) -> (RequestParameters, Arc<Taken>) {
+    let taken = Arc::<Taken>::default();
+    let keeper = Some(Keeper { taker: Arc::clone(&taken) as _, branch, end: false });
+    (RequestParameters { keeper, ..parameters }, taken)
+}
+
 /// The result of one request.
 #[derive(Debug, Default)]
 pub(crate) struct Run {
     pub(crate) text: String,
     pub(crate) ids: Vec<u32>,
     pub(crate) logprobs: Vec<TokenLogprobs>,
-    /// The snapshot after the prompt.
-    pub(crate) read: Option<Arc<Snapshot>>,
     pub(crate) prompt_logprobs: Option<Vec<Option<TokenLogprobs>>>,
     pub(crate) end: Option<Result<Finish, Failure>>,
 }
@@ -72,10 +98,6 @@ pub(crate) fn collect(mut stream: EventStream) -> Run {
     while let Some(event) = stream.blocking_next() {
         assert!(run.end.is_none(), "an event after the end");
         match event {
-            Event::Read(snapshot) => {
-                assert!(run.ids.is_empty());
-                run.read = Some(snapshot);
-            }
             Event::PromptLogprobs(scores) => {
                 assert!(run.ids.is_empty());
                 run.prompt_logprobs = Some(scores);

@@ -10,8 +10,7 @@ use serde_json::json;
 use tidegate_model::{Device, ModelRunner, SamplingParams, checkpoint as checkpoints};
 use tidegate_server::engine::{
     Drafter, EngineHandle, EngineOptions, EngineThread, Event, Finish, FinishReason, Grammar, NgramDrafter, PassCost,
-    PassCosts, Request, RequestParameters, Snapshots, Start, StopCause, TextRules, TokenLogprobs, share_prompt,
-    spawn_with,
+    PassCosts, Request, RequestParameters, Start, StopCause, TextRules, TokenLogprobs, share_prompt, spawn_with,
 };
 use tidegate_server::session::{History, Recent, Snapshot};
 use tidegate_server::text::GrammarSpec;
@@ -96,7 +95,7 @@ pub(crate) fn draw(rng: &mut StdRng, before: Option<&Arc<Snapshot>>) -> RequestP
         stop,
         stop_token_ids: if rng.random_bool(0.2) { vec![rng.random_range(0..300)] } else { vec![] },
         ignore_eos: grammar.is_none() && rng.random_bool(0.3),
-        snapshots: Snapshots { prompt: false, end: true },
+        snapshot: true,
         logprobs: rng.random_bool(0.3).then(|| rng.random_range(0..4)),
         grammar: grammar.filter(|_| !continues),
         reseed: rng.random_bool(0.5),
@@ -185,7 +184,7 @@ fn repetitive(max_tokens: usize) -> RequestParameters {
         prompt: shipped().tokenizer.encode_more(&text).unwrap(),
         max_tokens,
         ignore_eos: true,
-        snapshots: Snapshots { prompt: false, end: true },
+        snapshot: true,
         sampling: SamplingParams { temperature: 0.0, ..SamplingParams::default() },
         ..RequestParameters::default()
     }

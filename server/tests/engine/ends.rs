@@ -1,9 +1,9 @@
 //! What ends a text: stop tokens, stop strings, `min_tokens`, and the stop cause that the engine reports.
 
 use crate::common::fake::Fake;
-use crate::common::runs::{LIMITS, Run, collect, greedy, run, shipped, start};
+use crate::common::runs::{LIMITS, Run, collect, greedy, kept, run, shipped, start};
 use std::sync::Arc;
-use tidegate_server::engine::{FinishReason, Request, RequestParameters, Snapshots, Start, StopCause};
+use tidegate_server::engine::{FinishReason, Request, RequestParameters, Start, StopCause};
 use tidegate_server::session::{Answer, History, Snapshot};
 
 /// `text` as a scripted model's tokens.
@@ -74,7 +74,7 @@ fn a_snapshot_has_no_trace_of_the_stop_token() {
     let prompt = shipped().tokenizer.encode("Once upon a time").unwrap();
     let turn = |prompt: &[u32], max_tokens, stop: &[u32]| RequestParameters {
         start: Start::Session(Arc::new(Snapshot::empty(0))),
-        snapshots: Snapshots { prompt: false, end: true },
+        snapshot: true,
         stop_token_ids: stop.into(),
         ..greedy(prompt, max_tokens)
     };
@@ -89,11 +89,9 @@ fn a_snapshot_has_no_trace_of_the_stop_token() {
     assert_eq!(snapshot.answer, Some(Answer::default()));
     assert!(snapshot.sampler.counts.iter().all(|(token, _)| text.contains(token)));
     // The state equals that after reading the same text as a prompt.
-    let read = shipped_run(RequestParameters {
-        snapshots: Snapshots { prompt: true, end: false },
-        ..greedy(&[&text[..], &[1]].concat(), 1)
-    });
-    assert!(read.read.unwrap().state == snapshot.state);
+    let (read, taken) = kept(greedy(&[&text[..], &[1]].concat(), 1));
+    shipped_run(read);
+    assert!(taken.all()[0].state == snapshot.state);
 }
 
 #[test]

@@ -9,7 +9,7 @@ use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 use serde_json::json;
 use tidegate_model::SamplingParams;
-use tidegate_server::engine::{FinishReason, Request, RequestParameters, Snapshots, Start, StopCause};
+use tidegate_server::engine::{FinishReason, Request, RequestParameters, Start, StopCause};
 use tidegate_server::session::Snapshot;
 use tidegate_server::text::{Call, Calls, GrammarSpec, Instead};
 
@@ -45,7 +45,7 @@ fn draw(rng: &mut StdRng, specs: &[GrammarSpec], before: Option<&Arc<Snapshot>>)
         max_tokens,
         min_tokens: (*[0, 0, 20].choose(rng).unwrap()).min(max_tokens),
         stop: if rng.random_bool(0.5) { stop } else { Vec::new() },
-        snapshots: Snapshots { prompt: false, end: true },
+        snapshot: true,
         grammar: Some(grammar),
         sampling: SamplingParams {
             seed: rng.random_range(0..1 << 40),
@@ -120,7 +120,7 @@ fn no_more_tokens_are_taken_than_the_text_may_have() {
         let steps: Vec<&[u32]> = text.iter().map(Vec::as_slice).collect();
         let turn = RequestParameters {
             start: Start::Session(Arc::new(Snapshot::empty(0))),
-            snapshots: Snapshots { prompt: false, end: true },
+            snapshot: true,
             ..greedy(&[1], max_tokens)
         };
         let output = run(engine, following(script(&steps), turn));

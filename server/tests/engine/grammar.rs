@@ -10,8 +10,7 @@ use crate::common::runs::{LIMITS, Run, collect, greedy, run, shipped, start};
 use tidegate_model::SamplingParams;
 use tidegate_model::sampling::TokenSet;
 use tidegate_server::engine::{
-    Constraint, ConstraintError, Failure, FinishReason, Grammar, Request, RequestParameters, Snapshots, Start,
-    StopCause,
+    Constraint, ConstraintError, Failure, FinishReason, Grammar, Request, RequestParameters, Start, StopCause,
 };
 use tidegate_server::session::{Answer, Snapshot};
 
@@ -119,7 +118,7 @@ fn a_text_ends_with_its_grammar_and_shows_text_held_back_for_stop_strings() {
     let [a, b] = [b'a', b'b'].map(u32::from);
     let turn = RequestParameters {
         start: Start::Session(Arc::new(Snapshot::empty(0))),
-        snapshots: Snapshots { prompt: false, end: true },
+        snapshot: true,
         // The engine holds the last letter back, and must show it at the end.
         stop: vec!["bc".into()],
         ..greedy(&[1], 9)
@@ -276,14 +275,14 @@ fn requests_that_cannot_follow_a_grammar_are_refused() {
         ("ignore_eos", "ignore_eos must be absent or false beside a grammar, a schema or tools, found true")
     );
     let (engine, _thread) = start(Fake::new(1));
-    let snapshots = Snapshots { prompt: false, end: true };
     let session = Start::Session(Arc::new(Snapshot::empty(0)));
-    let open = run(&engine, RequestParameters { start: session, snapshots, ..greedy(&[1], 2) });
+    let open = run(&engine, RequestParameters { start: session, snapshot: true, ..greedy(&[1], 2) });
     let start = Start::Session(open.finish().snapshot.clone().unwrap());
-    let continues = RequestParameters { start: start.clone(), prompt: Vec::new(), snapshots, ..parameters.clone() };
+    let continues =
+        RequestParameters { start: start.clone(), prompt: Vec::new(), snapshot: true, ..parameters.clone() };
     let (parameter, words) = refused(continues);
     assert_eq!(parameter, "grammar");
     assert_eq!(words, "grammar must be absent where the previous answer continues, found one");
     // A new answer of the same conversation can have a grammar.
-    assert!(Request::new(RequestParameters { start, snapshots, ..parameters }, &LIMITS).is_ok());
+    assert!(Request::new(RequestParameters { start, snapshot: true, ..parameters }, &LIMITS).is_ok());
 }

@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use crate::common::checkpoint;
 use crate::common::fake::{Calls, Fake, POISON};
-use crate::common::runs::{LIMITS, Run, collect, greedy, run, shipped, start, wait_for};
+use crate::common::runs::{LIMITS, Run, collect, greedy, kept, kept_at, run, shipped, start, wait_for};
 use tidegate_model::{Device, SamplingParams};
 use tidegate_server::engine::{
     Constraint, EngineHandle, EventStream, Failure, FinishReason, Grammar, Keeper, Limits, Request, RequestParameters,
-    Snapshots, Start, TokenLogprobs, share_prompt,
+    Start, TokenLogprobs, share_prompt,
 };
-use tidegate_server::session::{Owner, PrefixIndex, Snapshot};
+use tidegate_server::session::{History, Snapshot};
 
 /// Submits requests that share their prompt.
 fn submit_shared(
@@ -76,9 +76,7 @@ fn the_last_chunk_of_a_prompt_gives_the_first_token_unless_the_state_before_its_
     let asked = || greedy(&[vec![1; 300], vec![40]].concat(), 2);
     assert_eq!(passes(Fake::new(1), asked()), (vec![256, 44], 2));
     assert_eq!(passes(Fake::new(1).scores_chunks(), asked()), (vec![256, 45], 1));
-    let snapshots = Snapshots { prompt: true, end: false };
-    let kept = RequestParameters { snapshots, ..asked() };
-    assert_eq!(passes(Fake::new(1).scores_chunks(), kept), (vec![256, 44], 2));
+    assert_eq!(passes(Fake::new(1).scores_chunks(), kept(asked()).0), (vec![256, 44], 2));
 }
 
 #[test]
@@ -180,22 +178,23 @@ fn sharing_a_prompt_changes_no_bit() {
     let served = shipped();
     let more = |text: &str| served.tokenizer.encode_more(text).unwrap();
     let prompt = served.tokenizer.encode(&"Once upon a time there was a café. ".repeat(40)).unwrap();
-    let snapshots = Snapshots { prompt: true, end: true };
-    let first = run_shipped(RequestParameters { snapshots, ..sampled(&prompt, 3) });
-    let conversation = first.finish().snapshot.clone().unwrap();
-    let (known, length) = (first.read.clone().unwrap(), prompt.len());
+    let (first, taken) = kept(RequestParameters { snapshot: true, ..sampled(&prompt, 3) });
+    let conversation = run_shipped(first).finish().snapshot.clone().unwrap();
+    let (known, length) = (Arc::clone(&taken.all()[0]), prompt.len());
     let longer = [&prompt[..length], &more(" And then she said: “Come in!”")[..]].concat();
     let starts =
         [(Start::Empty, prompt.clone()), (Start::Prefix(known), longer), (Start::Session(conversation), more(" Then"))];
     for (start, prompt) in starts {
-        let of = |seed| RequestParameters { start: start.clone(), snapshots, ..sampled(&prompt, seed) };
-        let together = shared(&served.engine, &served.limits, (0..4).map(of));
-        for (seed, together) in (0..4).zip(&together) {
-            let alone = run_shipped(of(seed));
+        let of = |seed| kept(RequestParameters { start: start.clone(), snapshot: true, ..sampled(&prompt, seed) });
+        let (asked, read): (Vec<_>, Vec<_>) = (0..4).map(of).unzip();
+        let together = shared(&served.engine, &served.limits, asked);
+        for ((seed, together), read) in (0..4).zip(&together).zip(&read) {
+            let (alone, read_alone) = of(seed);
+            let alone = run_shipped(alone);
             assert_eq!((&alone.ids, &alone.logprobs), (&together.ids, &together.logprobs));
             assert!(alone.finish().snapshot == together.finish().snapshot);
-            // Only the request that read the prompt reports its snapshot.
-            assert!(together.read == alone.read.filter(|_| seed == 0));
+            // Only the request that read the prompt passes its snapshot on.
+            assert!(read.all() == if seed == 0 { read_alone.all() } else { Vec::new() });
         }
     }
 }
@@ -240,16 +239,17 @@ fn a_prompts_log_probabilities_come_before_its_text() {
 fn log_probabilities_of_a_prompt_change_no_bit_of_the_result() {
     let served = shipped();
     let prompt = served.tokenizer.encode("Once upon a time there was a café by the sea.").unwrap();
-    let snapshots = Snapshots { prompt: true, end: true };
-    let plain = run_shipped(RequestParameters { snapshots, ..sampled(&prompt, 1) });
-    let known = Arc::new(Snapshot { pending: Vec::new(), ..(**plain.read.as_ref().unwrap()).clone() });
+    let (plain, read) = kept(RequestParameters { snapshot: true, ..sampled(&prompt, 1) });
+    let plain = run_shipped(plain);
+    let known = Arc::new(Snapshot { pending: Vec::new(), ..(*read.all()[0]).clone() });
     for start in [Start::Empty, Start::Prefix(known)] {
-        let scored = RequestParameters { start, snapshots, prompt_logprobs: Some(4), ..sampled(&prompt, 1) };
+        let scored = RequestParameters { start, snapshot: true, prompt_logprobs: Some(4), ..sampled(&prompt, 1) };
+        let (scored, read_again) = kept(scored);
         let request = Request::new(scored.clone(), &served.limits).unwrap();
         assert_eq!(request.cached_tokens(), 0, "a cached prefix has no log probabilities");
         let scored = run_shipped(scored);
         assert_eq!((&plain.ids, &plain.logprobs), (&scored.ids, &scored.logprobs));
-        assert!(plain.read == scored.read && plain.finish().snapshot == scored.finish().snapshot);
+        assert!(read.all() == read_again.all() && plain.finish().snapshot == scored.finish().snapshot);
 
         let scores = scored.prompt_logprobs.unwrap();
         assert_eq!((scores.len(), &scores[0]), (prompt.len(), &None));
@@ -275,27 +275,63 @@ fn errors_name_the_bounds_of_prompt_logprobs() {
     };
     assert_eq!(refused(&|p| p.prompt_logprobs = Some(21)), "prompt_logprobs must be from 0 to 20, found 21");
     assert!(refused(&|p| p.start = Start::Session(Arc::new(Snapshot::empty(0)))).starts_with("prompt_logprobs must"));
-    assert!(refused(&|p| (p.max_tokens, p.prompt_logprobs) = (0, None)).starts_with("max_tokens must be from 1"));
 }
 
 #[test]
-fn the_prefix_cache_takes_snapshots_in_place_of_the_events() {
-    let (engine, _thread) = start(Fake::new(2));
-    let prompt = [1, 2, 3];
-    let both = RequestParameters { snapshots: Snapshots { prompt: true, end: true }, ..greedy(&prompt, 2) };
-    let sent = run(&engine, both.clone());
-    let (prefixes, owner) = (Arc::new(PrefixIndex::new(1 << 20, 10)), Owner([1; 16]));
-    let keeper = Some(Keeper { prefixes: Arc::clone(&prefixes), owner });
-    let kept = run(&engine, RequestParameters { keeper: keeper.clone(), ..both });
-    assert_eq!((&kept.text, &kept.ids), (&sent.text, &sent.ids));
-    assert_eq!((&kept.read, &kept.finish().snapshot), (&None, &None));
-    assert_eq!(prefixes.size().0, 2);
-    assert_eq!(prefixes.longest(owner, &prompt), sent.read);
-    let text = [&prompt[..], &sent.ids].concat();
-    assert_eq!(prefixes.longest(owner, &text), sent.finish().snapshot);
-    assert_eq!(prefixes.longest(Owner::default(), &text), None);
+fn snapshots_for_other_requests_are_taken_amid_the_prompt_at_its_end_and_at_the_end_of_the_text() {
+    let fake = Fake::new(2);
+    let calls = fake.calls();
+    let (engine, _thread) = start(fake);
+    calls.chunks.lock().unwrap().clear();
+    let prompt = [&[7; 300][..], &[40]].concat();
+    let taken_at = |at: Option<usize>, start: Start| {
+        let (asked, taken) = kept_at(at, RequestParameters { start, ..greedy(&prompt, 2) });
+        let keeper = asked.keeper.clone().map(|keeper| Keeper { end: true, ..keeper });
+        let run = run(&engine, RequestParameters { keeper, ..asked });
+        assert_eq!((&run.ids[..], &run.finish().snapshot), (&[41, 42][..], &None), "it was not asked for");
+        taken.all()
+    };
+    let position = |snapshot: &Arc<Snapshot>| (snapshot.read, snapshot.pending.clone());
+    let plain = taken_at(None, Start::Empty);
+    assert_eq!(plain.iter().map(position).collect::<Vec<_>>(), [(300, vec![40]), (302, vec![42])]);
+    assert_eq!(calls.chunks.lock().unwrap().drain(..).count(), 2);
+    let all = taken_at(Some(270), Start::Empty);
+    assert_eq!(position(&all[0]), (270, Vec::new()));
+    assert_eq!(all[0].history, History::default().extended(&prompt[..270]));
+    assert_eq!(all[1..], plain);
+    assert_eq!(chunks(&calls), [256, 14, 30]);
+    // From there, and to another point, counted from the beginning of the prompt.
+    calls.chunks.lock().unwrap().clear();
+    let known = Start::Prefix(Arc::clone(&all[0]));
+    let rest = taken_at(Some(290), known.clone());
+    assert_eq!((rest[0].read, &rest[1..]), (290, &plain[..]));
+    assert_eq!(chunks(&calls), [20, 10]);
+    // Points that have no state of their own: already known, at the end, beyond it.
+    for at in [100, 270, 300, 301, 999] {
+        assert_eq!(taken_at(Some(at), known.clone()), plain, "{at}");
+    }
+}
 
-    // What is not asked for is not kept.
-    run(&engine, RequestParameters { keeper, ..greedy(&[7, 8, 9], 2) });
-    assert_eq!(prefixes.size().0, 2);
+#[test]
+fn the_first_turn_of_a_conversation_may_start_from_a_known_prefix() {
+    let served = shipped();
+    let prompt = served.tokenizer.encode(&"Once upon a time there was a café. ".repeat(10)).unwrap();
+    let conversation = Arc::new(Snapshot::empty(9));
+    let turn = |start| RequestParameters { start, snapshot: true, ..sampled(&prompt, 3) };
+    let (plain, taken) = kept_at(Some(50), turn(Start::Session(Arc::clone(&conversation))));
+    let plain = run_shipped(plain);
+    let [amid, end] = &taken.all()[..] else { panic!("two snapshots") };
+    for prefix in [amid, end].map(Arc::clone) {
+        let read = prefix.read as usize;
+        let known = turn(Start::FirstTurn { conversation: Arc::clone(&conversation), prefix });
+        let request = Request::new(known.clone(), &served.limits).unwrap();
+        assert_eq!((request.cached_tokens(), request.prompt_tokens()), (read, prompt.len()));
+        let known = run_shipped(known);
+        assert_eq!((&plain.ids, &plain.logprobs), (&known.ids, &known.logprobs));
+        assert!(plain.finish().snapshot == known.finish().snapshot, "an open answer, and the same random numbers");
+    }
+    // A conversation that has a text has a state of its own.
+    let prefix = Arc::clone(amid);
+    let start = Start::FirstTurn { conversation: plain.finish().snapshot.clone().unwrap(), prefix };
+    assert_eq!(Request::new(turn(start), &served.limits).unwrap().cached_tokens(), 0);
 }

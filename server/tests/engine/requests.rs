@@ -323,8 +323,7 @@ fn errors_name_the_bounds_of_a_request() {
     assert_eq!(refuse(&|p| p.prompt.clear()).1, "prompt must be 1 to 4 tokens long, found 0 tokens");
     assert_eq!(refuse(&|p| p.prompt = vec![1; 5]).1, "prompt must be 1 to 4 tokens long, found 5 tokens");
     assert_eq!(refuse(&|p| p.prompt = vec![256]).1, "prompt must be made of token ids below 256, found 256");
-    assert_eq!(refuse(&|p| p.max_tokens = 0).1, "max_tokens must be from 1 to 10, found 0");
-    assert_eq!(refuse(&|p| p.max_tokens = 11).0, "max_tokens");
+    assert_eq!(refuse(&|p| p.max_tokens = 11).1, "max_tokens must be from 0 to 10, found 11");
     assert_eq!(refuse(&|p| p.stop = vec![String::new()]).0, "stop");
     assert_eq!(refuse(&|p| p.sampling.temperature = f32::NAN).0, "temperature");
     assert_eq!(refuse(&|p| p.sampling.logit_bias = vec![(256, 1.0)]).0, "logit_bias");

@@ -5,9 +5,7 @@ use std::sync::Arc;
 
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
-use tidegate_server::engine::{
-    Begun, EngineHandle, FinishReason, NgramDrafter, Request, RequestParameters, Snapshots, Start,
-};
+use tidegate_server::engine::{Begun, EngineHandle, FinishReason, NgramDrafter, Request, RequestParameters, Start};
 use tidegate_server::session::Snapshot;
 use tidegate_server::text::GrammarSpec;
 
@@ -83,7 +81,7 @@ fn a_long_text_that_follows_a_grammar_is_repeated_as_a_whole() {
         prompt: vec![42],
         max_tokens: 1,
         grammar: Some(served.grammars.compile(&spec).unwrap()),
-        snapshots: Snapshots { prompt: false, end: true },
+        snapshot: true,
         ..RequestParameters::default()
     };
     let mut begun = run(&engine, &one, None);

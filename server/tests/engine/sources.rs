@@ -10,12 +10,10 @@ use crate::common::translator::{
 use tidegate_model::SamplingParams;
 use tidegate_server::engine::{
     Constraint, EngineHandle, EngineOptions, EventStream, Failure, FinishReason, Grammar, Request, RequestParameters,
-    Snapshots, Start, share_prompt,
+    Start, share_prompt,
 };
 use tidegate_server::session::{FormatError, History, Snapshot};
 use tidegate_server::text::Tokenizer;
-
-const END: Snapshots = Snapshots { prompt: false, end: true };
 
 fn engine(slots: usize) -> (EngineHandle, Arc<Mutex<Vec<Call>>>) {
     start(Translator::new(slots, Duration::ZERO))
@@ -33,7 +31,7 @@ fn run(engine: &EngineHandle, parameters: RequestParameters) -> Run {
 fn turn(engine: &EngineHandle, snapshot: &Snapshot, parameters: RequestParameters) -> (Run, Arc<Snapshot>) {
     let moved = files().decode(&files().encode(snapshot)).unwrap();
     assert_eq!(&moved, snapshot);
-    let run = run(engine, RequestParameters { start: Start::Session(Arc::new(moved)), snapshots: END, ..parameters });
+    let run = run(engine, RequestParameters { start: Start::Session(Arc::new(moved)), snapshot: true, ..parameters });
     let snapshot = run.finish().snapshot.clone().unwrap();
     (run, snapshot)
 }
@@ -129,9 +127,9 @@ impl Waiting {
 #[test]
 fn a_request_interrupted_before_its_source_is_read_generates_nothing_and_its_session_can_continue() {
     let text = source(1, 300);
-    let plain = RequestParameters { snapshots: END, ..greedy(&source(2, 301), 5) };
+    let plain = RequestParameters { snapshot: true, ..greedy(&source(2, 301), 5) };
     let started = Start::Session(Arc::new(Snapshot::empty(1)));
-    let of_session = RequestParameters { start: started, snapshots: END, ..greedy(&text, 5) };
+    let of_session = RequestParameters { start: started, snapshot: true, ..greedy(&text, 5) };
     let mut waiting = Waiting::of([plain, of_session]);
     for stream in &waiting.streams {
         stream.interrupt().now();

@@ -7,17 +7,15 @@ use std::task::{Context, Waker};
 use std::time::Duration;
 
 use crate::common::fake::{Calls, Fake, rules};
-use crate::common::runs::{LIMITS, Run, collect, greedy, run, wait_for};
+use crate::common::runs::{LIMITS, Run, Taken, collect, greedy, kept_at, run, wait_for};
 use crate::common::slow::{Slow, Transfers};
 use crate::common::{checkpoint, runs};
 use tidegate_model::{Decoder, Device, LanguageModel, ModelRunner, SamplingParams};
 use tidegate_server::engine::{
     EngineHandle, EngineOptions, EngineThread, Event, EventStream, Failure, FinishReason, Limits, Request,
-    RequestParameters, Snapshots, Start, TextRules, share_prompt, spawn,
+    RequestParameters, Start, TextRules, share_prompt, spawn,
 };
 use tidegate_server::session::Snapshot;
-
-const END: Snapshots = Snapshots { prompt: false, end: true };
 
 /// An engine with a scripted model whose transfers the test controls.
 struct Setup {
@@ -46,7 +44,7 @@ fn submit(engine: &EngineHandle, parameters: RequestParameters) -> EventStream {
 /// A turn of a session whose last token is 9.
 fn turn(prompt: &[u32], max_tokens: usize) -> RequestParameters {
     let start = Start::Session(Arc::new(Snapshot { state: vec![9.0], read: 1, ..Snapshot::empty(0) }));
-    RequestParameters { start, snapshots: END, ..greedy(prompt, max_tokens) }
+    RequestParameters { start, snapshot: true, ..greedy(prompt, max_tokens) }
 }
 
 /// A text that continues until its stream is dropped.
@@ -80,17 +78,16 @@ fn is_silent(stream: &mut EventStream) -> bool {
 fn outcome(run: &Run) -> impl PartialEq + std::fmt::Debug + use<> {
     let snapshot = run.end.as_ref().and_then(|end| end.as_ref().ok()?.snapshot.clone());
     let end = format!("{:?}", run.end.as_ref().map(|end| end.as_ref().map(|finish| finish.reason)));
-    let read = (run.read.clone(), run.prompt_logprobs.clone());
-    (run.text.clone(), run.ids.clone(), run.logprobs.clone(), read, snapshot, end)
+    (run.text.clone(), run.ids.clone(), run.logprobs.clone(), run.prompt_logprobs.clone(), snapshot, end)
 }
 
 /// A request, and how many transfers and tokens come before the transfer that a test looks at.
-fn all_kinds() -> [(RequestParameters, usize, usize); 4] {
-    let prompt = RequestParameters { snapshots: Snapshots { prompt: true, end: false }, ..greedy(&[1, 2, 3], 2) };
+fn all_kinds() -> [(RequestParameters, usize, usize); 5] {
+    let [amid, prompt] = [Some(1), None].map(|branch| kept_at(branch, greedy(&[1, 2, 3], 2)).0);
     // Its fourth token may be the beginning of the stop string.
     let with_stop = RequestParameters { stop: vec!["ez".into()], ..turn(&[u32::from(b'a')], 6) };
-    let end = RequestParameters { snapshots: END, ..greedy(&[1, 2, 3], 2) };
-    [(turn(&[3], 2), 0, 0), (prompt, 0, 0), (with_stop, 1, 4), (end, 0, 2)]
+    let end = RequestParameters { snapshot: true, ..greedy(&[1, 2, 3], 2) };
+    [(turn(&[3], 2), 0, 0), (amid, 0, 0), (prompt, 0, 0), (with_stop, 1, 4), (end, 0, 2)]
 }
 
 /// Submits a request and waits until it is in the transfer to look at; returns its stream and the tokens read so far.
@@ -127,7 +124,7 @@ fn other_requests_continue_during_a_transfer_and_its_request_continues_after_it(
         assert!(is_silent(&mut stream));
         setup.transfers.release(false);
         let rest = collect(stream);
-        assert_eq!((&rest.ids[..], &rest.read), (&expected.ids[come..], &expected.read));
+        assert_eq!(rest.ids, expected.ids[come..]);
         assert_eq!(rest.finish().snapshot, expected.finish().snapshot);
         wait_for_tokens(&mut other);
         setup.transfers.check();
@@ -229,7 +226,7 @@ fn a_client_does_not_stall_while_the_engine_waits_for_a_transfer() {
     let setup = setup_with(1, EngineOptions { stall_limit: Duration::ZERO, ..EngineOptions::default() });
     setup.transfers.pause();
     let started = setup.transfers.started();
-    let _unread = submit(&setup.engine, RequestParameters { snapshots: END, ..greedy(&[1], 33) });
+    let _unread = submit(&setup.engine, RequestParameters { snapshot: true, ..greedy(&[1], 33) });
     wait_for("the end", || setup.transfers.started() == started + 1);
     wait_for_polls(&setup.transfers);
     setup.transfers.release(false);
@@ -252,9 +249,9 @@ fn an_engine_is_not_ready_while_a_transfer_takes_too_long() {
 fn a_turn_that_continues_in_its_slot_needs_no_import() {
     let Setup { engine, transfers, thread: _thread, .. } = setup(2);
     let started = transfers.started();
-    let first = run(&engine, RequestParameters { snapshots: END, ..greedy(&[1, 2], 3) });
+    let first = run(&engine, RequestParameters { snapshot: true, ..greedy(&[1, 2], 3) });
     let start = Start::Session(first.finish().snapshot.clone().unwrap());
-    let second = run(&engine, RequestParameters { start, snapshots: END, ..greedy(&[8], 2) });
+    let second = run(&engine, RequestParameters { start, snapshot: true, ..greedy(&[8], 2) });
     assert_eq!((second.ids.as_slice(), transfers.started()), (&[9, 10][..], started + 2));
     transfers.check();
 }
@@ -331,14 +328,14 @@ fn decoder<M: LanguageModel + 'static>(wrap: impl FnOnce(ModelRunner<Decoder>) -
     spawn(model, rules, EngineOptions::default()).unwrap().0
 }
 
-/// Two turns of conversations: shared prompts, prompts with log probabilities, answers with and without stop strings.
-fn conversations(engine: &EngineHandle, limits: &Limits) -> Vec<Run> {
+/// Two turns of conversations: shared prompts, prompts with log probabilities, answers with and without stop strings. Each text
+/// with the snapshots of its prompt.
+fn conversations(engine: &EngineHandle, limits: &Limits) -> Vec<(Run, Arc<Taken>)> {
     let encode = |text: &str| runs::shipped().tokenizer.encode(text).unwrap();
-    let snapshots = Snapshots { prompt: true, end: true };
     let sampling = |seed| SamplingParams { temperature: 1.0, seed, ..SamplingParams::default() };
     let stop: Vec<String> = ["the", " a", "and the", ". He", "ing "].map(str::to_owned).into();
     let first = |seed: u64| RequestParameters {
-        snapshots,
+        snapshot: true,
         prompt: encode(["Once upon a time there was a café. ", "It was"][seed as usize % 2]),
         max_tokens: 4 + seed as usize,
         sampling: sampling(seed),
@@ -348,13 +345,14 @@ fn conversations(engine: &EngineHandle, limits: &Limits) -> Vec<Run> {
         ignore_eos: true,
         ..RequestParameters::default()
     };
-    let all = |parameters: Vec<RequestParameters>| -> Vec<Run> {
-        let mut requests: Vec<_> = parameters.into_iter().map(|one| Request::new(one, limits).unwrap()).collect();
+    let all = |parameters: Vec<RequestParameters>| -> Vec<(Run, Arc<Taken>)> {
+        let (kept, taken): (Vec<_>, Vec<_>) = parameters.into_iter().map(|one| kept_at(Some(2), one)).unzip();
+        let mut requests: Vec<_> = kept.into_iter().map(|one| Request::new(one, limits).unwrap()).collect();
         share_prompt(&mut requests);
-        engine.submit_all(requests).unwrap().into_iter().map(collect).collect()
+        engine.submit_all(requests).unwrap().into_iter().map(collect).zip(taken).collect()
     };
     let mut runs = all((0..10).map(first).collect());
-    let next = runs.iter().zip(0..).map(|(run, seed)| RequestParameters {
+    let next = runs.iter().zip(0..).map(|((run, _), seed)| RequestParameters {
         start: Start::Session(run.finish().snapshot.clone().unwrap()),
         prompt: if seed < 5 { encode("Then") } else { Vec::new() },
         prompt_logprobs: None,
@@ -368,7 +366,10 @@ fn conversations(engine: &EngineHandle, limits: &Limits) -> Vec<Run> {
 #[test]
 fn results_do_not_depend_on_how_long_transfers_take() {
     let limits = &runs::shipped().limits;
-    let expected: Vec<_> = conversations(&decoder(|model| model), limits).iter().map(outcome).collect();
+    let outcomes = |engine: &EngineHandle| -> Vec<_> {
+        conversations(engine, limits).iter().map(|(run, taken)| (outcome(run), taken.all())).collect()
+    };
+    let expected = outcomes(&decoder(|model| model));
     for seed in 1..6 {
         let mut controls = None;
         let engine = decoder(|model| {
@@ -378,8 +379,7 @@ fn results_do_not_depend_on_how_long_transfers_take() {
         });
         let transfers = controls.unwrap();
         transfers.delay(0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(seed));
-        let found: Vec<_> = conversations(&engine, limits).iter().map(outcome).collect();
-        assert!(found == expected, "seed {seed}");
+        assert!(outcomes(&engine) == expected, "seed {seed}");
         assert!(transfers.started() > 30, "{}", transfers.started());
         transfers.check();
     }

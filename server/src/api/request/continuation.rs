@@ -17,7 +17,6 @@ use super::recorder::{Recorders, TextRecorder};
 use crate::api::auth::context::{self, Demand};
 use crate::api::error::ApiError;
 use crate::api::state::{AppState, Served};
-use crate::engine::{Keeper, Snapshots, Start};
 use crate::session::{Owner, ResponseId, Restart, SessionId, Snapshot, StoreError, Turn, VersionId};
 
 /// Bytes of a body besides the state in it.
@@ -151,7 +150,7 @@ impl CommitPlan {
     }
 
     /// Whether the state at the end of each text is needed, of which there are `texts`.
-    fn needs_ends(&self, texts: usize) -> bool {
+    pub(super) fn needs_ends(&self, texts: usize) -> bool {
         match self.keep() {
             Some(keep) => keep != Keep::Nothing,
             // Nobody knows which of several texts will be continued, and keeping all of them would evict others.
@@ -272,30 +271,12 @@ impl Continuation {
         }
     }
 
-    /// The state that a request for `texts` with this prompt starts from, the snapshots that it makes, and what keeps them if
-    /// its run does not.
-    pub(super) fn start(&self, served: &Served, prompt: &[u32], texts: usize) -> (Start, Snapshots, Option<Keeper>) {
-        let end = self.plan.needs_ends(texts);
-        match (&self.snapshot, &self.plan) {
-            (Some(snapshot), _) => (Start::Session(Arc::clone(snapshot)), Snapshots { prompt: false, end }, None),
-            (None, CommitPlan::Prefixes(owner)) => {
-                let on = served.prefixes.is_on();
-                let start = served.prefixes.longest(*owner, prompt).map_or(Start::Empty, Start::Prefix);
-                let keeper = Keeper { prefixes: Arc::clone(&served.prefixes), owner: *owner };
-                (start, Snapshots { prompt: on, end: on && end }, Some(keeper))
-            }
-            (None, CommitPlan::Turn { owner, turn, .. }) => {
-                let known = [served.prefixes.longest(*owner, prompt), Some(Arc::clone(turn.head()))];
-                let known = known.into_iter().flatten().filter(|known| known.is_prefix_of(prompt));
-                let longest = known.max_by_key(|known| known.read).filter(|_| !served.reads_sources());
-                let start = longest.map_or(Start::Empty, Start::Prefix);
-                (start, Snapshots { prompt: served.prefixes.is_on(), end }, None)
-            }
-            (None, _) => (Start::Empty, Snapshots::default(), None),
-        }
+    /// What is committed at the end.
+    pub(super) fn plan(&self) -> &CommitPlan {
+        &self.plan
     }
 
-    /// What to commit at the end.
+    /// The same, for a run.
     pub(in crate::api) fn into_plan(self) -> CommitPlan {
         self.plan
     }

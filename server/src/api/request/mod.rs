@@ -16,6 +16,7 @@ mod names;
 pub(super) mod prompt;
 pub(super) mod recorder;
 pub(super) mod sampling;
+pub(super) mod start;
 pub(super) mod tools;
 pub(super) mod validate;
 

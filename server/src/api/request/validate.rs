@@ -14,11 +14,12 @@ use super::names::ParameterNames;
 use super::prompt::Prompt;
 use super::recorder::TextRecorder;
 use super::sampling::SamplingOverrides;
+use super::start::TextStart;
 use super::tools::Tools;
 use crate::api::auth::context::{AuthContext, Demand};
 use crate::api::error::ApiError;
 use crate::api::state::Served;
-use crate::engine::{Begun, Grammar, Request, RequestError, RequestParameters, Snapshots, share_prompt};
+use crate::engine::{Begun, Grammar, Request, RequestError, RequestParameters, share_prompt};
 use crate::session::Snapshot;
 use crate::text::ChatTemplate;
 
@@ -222,7 +223,9 @@ fn texts(
     served: &Served,
     continuation: &Continuation,
 ) -> Result<Vec<Request>, RequestError> {
-    let (start, snapshots, keeper) = continuation.start(served, prompt, choices.generated);
+    let only_read = parameters.max_tokens == 0;
+    let TextStart { start, snapshot, keeper } =
+        TextStart::new(continuation, served, prompt, (choices.generated, only_read));
     let text = |choice: usize| {
         let (mut sampling, mut reseed) = (parameters.sampling.clone(), parameters.reseed);
         sampling.seed = sampling.seed.wrapping_add(choice as u64);
@@ -230,13 +233,10 @@ fn texts(
         if let Some(base) = continuation.snapshot().filter(|_| choice > 0 && !reseed) {
             (sampling.seed, reseed) = (derived_seed(&base.sampler, choice), true);
         }
-        let snapshots = Snapshots {
-            prompt: snapshots.prompt && choice == 0,
-            // A request that only reads has nothing but its end.
-            end: snapshots.end || parameters.max_tokens == 0,
-        };
-        let (start, prompt, keeper) = (start.clone(), prompt.to_vec(), keeper.clone());
-        let parameters = RequestParameters { start, prompt, sampling, reseed, snapshots, keeper, ..parameters.clone() };
+        // The first one reads the prompt for all.
+        let keeper = keeper.clone().filter(|_| choice == 0);
+        let (start, prompt) = (start.clone(), prompt.to_vec());
+        let parameters = RequestParameters { start, prompt, sampling, reseed, snapshot, keeper, ..parameters.clone() };
         Request::new(parameters, &served.limits)
     };
     (0..choices.generated).map(text).collect()

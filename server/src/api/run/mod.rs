@@ -290,10 +290,6 @@ impl Run {
         out: &mut Vec<StreamEvent>,
     ) -> Result<bool, ApiError> {
         match event {
-            Event::Read(snapshot) => {
-                self.served.prefixes.keep(self.plan.owner(), &snapshot);
-                Ok(false)
-            }
             Event::PromptLogprobs(logprobs) => {
                 self.encoder.prompt_logprobs(index, &logprobs, out);
                 Ok(false)

@@ -26,12 +26,13 @@ use crate::api::request::continuation::{begin, version_id, wait};
 use crate::api::request::messages::PromptMessages;
 use crate::api::request::prompt::{Conversation, encode_closed_messages, encode_text};
 use crate::api::request::recorder::TextRecorder;
+use crate::api::request::start::TextStart;
 use crate::api::run::active::Stop;
 use crate::api::run::register;
 use crate::api::run::retry::{Attempt, attempt};
 use crate::api::select::Model;
 use crate::api::state::{AppState, Served};
-use crate::engine::{self, Event, Failure, Request, RequestParameters, Snapshots};
+use crate::engine::{Event, Failure, Request, RequestParameters};
 use crate::session::{self, AddedText, NewSession, Owner, SessionId, Snapshot, Start, TurnNote, VersionId};
 
 /// The text of a request, in one of its three forms.
@@ -189,7 +190,7 @@ async fn start(
     let Some(input) = input else { return Ok(Start::Empty { seed }) };
     let base = Arc::new(Snapshot::empty(seed));
     let Read { snapshot, text, .. } =
-        prepare(state, served, base, (input, bytes)).await?.run(state, owner, None).await?;
+        prepare(state, served, (owner, base), (input, bytes)).await?.run(state, owner, None).await?;
     Ok(Start::Read(snapshot, text))
 }
 
@@ -242,7 +243,7 @@ pub(super) async fn append(
     // Dropping the turn before its commit, on an error or a disconnect, leaves the session unchanged.
     let mut turn = begin(&state, owner, &id, &headers, wait).await?;
     drop(permit);
-    let reading = prepare(&state, &served, Arc::clone(turn.head()), (input, size)).await?;
+    let reading = prepare(&state, &served, (owner, Arc::clone(turn.head())), (input, size)).await?;
     let (tokens, messages) = (reading.request.prompt_tokens() as u64, reading.recorder.most_message_bytes());
     turn.reserve_text(tokens, served.limits.vocab_size as u64, messages).await?;
     let Read { tokens: appended, snapshot, text } = reading.run(&state, owner, Some(id)).await?;
@@ -300,20 +301,15 @@ struct Reading {
 async fn prepare(
     state: &AppState,
     served: &Arc<Served>,
-    base: Arc<Snapshot>,
+    (owner, base): (Owner, Arc<Snapshot>),
     (input, bytes): (Input, usize),
 ) -> Result<Reading, ApiError> {
     let (served, param) = (Arc::clone(served), input.param());
     run_blocking(state, bytes, move || {
         let (prompt, messages) = input.ids(&served, &base)?;
         let recorder = TextRecorder::new(&base, &prompt, messages, &served);
-        let snapshots = Snapshots { prompt: false, end: true };
-        let parameters = RequestParameters {
-            start: engine::Start::Session(base),
-            prompt,
-            snapshots,
-            ..RequestParameters::default()
-        };
+        let TextStart { start, snapshot, keeper } = TextStart::turn(&base, &served, owner, &prompt);
+        let parameters = RequestParameters { start, prompt, snapshot, keeper, ..RequestParameters::default() };
         let names = ParameterNames::openai(param, "max_tokens");
         let request = Request::new(parameters, &served.limits).map_err(|error| names.error(&error))?;
         Ok(Reading { served, request, recorder, param })
@@ -353,7 +349,7 @@ impl Reading {
                     return read.ok_or_else(ApiError::internal);
                 }
                 Event::Failed(failure) => return Err(failure.into()),
-                Event::Read(_) | Event::PromptLogprobs(_) | Event::Delta(_) => {}
+                Event::PromptLogprobs(_) | Event::Delta(_) => {}
             }
         }
     }

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use tidegate_model::SamplingParams;
 use tidegate_server::Served;
 use tidegate_server::checkpoint::{OpenOptions, open};
-use tidegate_server::engine::{Event, Finish, FinishReason, Request, RequestParameters, Snapshots, Start};
+use tidegate_server::engine::{Event, Finish, FinishReason, Request, RequestParameters, Start};
 use tidegate_server::session::Snapshot;
 
 /// Two engines with the shipped checkpoint, between which conversations move.
@@ -31,7 +31,6 @@ fn run(served: &Served, parameters: RequestParameters) -> Turn {
     let (mut text, mut ids) = (String::new(), Vec::new());
     loop {
         match events.blocking_next() {
-            Some(Event::Read(_)) => {}
             Some(Event::Delta(delta)) => {
                 text.push_str(&delta.text);
                 ids.extend(delta.token_ids);
@@ -47,10 +46,8 @@ fn turn(engine: usize, snapshot: &Snapshot, parameters: &RequestParameters) -> T
     let served = &SERVED[engine];
     let moved = served.codec.decode(&served.codec.encode(snapshot)).unwrap();
     assert_eq!(&moved, snapshot, "the bytes contain everything");
-    run(served, RequestParameters { start: Start::Session(Arc::new(moved)), snapshots: END, ..parameters.clone() })
+    run(served, RequestParameters { start: Start::Session(Arc::new(moved)), snapshot: true, ..parameters.clone() })
 }
-
-const END: Snapshots = Snapshots { prompt: false, end: true };
 
 fn ids(text: &str) -> Vec<u32> {
     SERVED[0].tokenizer.encode(text).unwrap()
@@ -356,11 +353,10 @@ fn a_stored_prefix_changes_only_the_time() {
     };
     let plain = run(&SERVED[0], parameters.clone());
     for cut in 1..prompt.len() {
-        let snapshots = Snapshots { prompt: false, end: true };
         let read = RequestParameters {
             prompt: prompt[..=cut].to_vec(),
             max_tokens: 0,
-            snapshots,
+            snapshot: true,
             ..RequestParameters::default()
         };
         let beginning = run(&SERVED[0], read);

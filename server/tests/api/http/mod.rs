@@ -27,6 +27,7 @@ mod logprob_limits;
 mod long_prompts;
 mod mixer_sessions;
 mod models;
+mod prefixes;
 mod pth;
 mod quantised;
 mod quotas;

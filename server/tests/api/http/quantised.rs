@@ -5,7 +5,7 @@ use std::path::Path;
 use crate::common::runs::{Run, collect, greedy};
 use tidegate_server::Served;
 use tidegate_server::checkpoint::{OpenOptions, open};
-use tidegate_server::engine::{Request, RequestParameters, Snapshots};
+use tidegate_server::engine::{Request, RequestParameters};
 
 /// `tiny`, or the pinned `tiny-q8_0` made by `tidegate-weights quantize`.
 fn served(name: &str) -> Served {
@@ -14,8 +14,7 @@ fn served(name: &str) -> Served {
 }
 
 fn run(served: &Served) -> Run {
-    let parameters =
-        RequestParameters { snapshots: Snapshots { prompt: false, end: true }, ..greedy(&[0, 42, 77, 100], 12) };
+    let parameters = RequestParameters { snapshot: true, ..greedy(&[0, 42, 77, 100], 12) };
     let request = Request::new(parameters, &served.limits).unwrap();
     collect(served.engine.submit(request).unwrap())
 }

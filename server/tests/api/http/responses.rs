@@ -90,7 +90,13 @@ async fn a_stream_contains_the_same_in_numbered_events_and_is_stored_before_the_
     }
     assert_eq!((&text["text"], &part_done["part"]["text"]), (&json!(together), &json!(together)));
     assert_eq!(item_done["item"], last["response"]["output"][0]);
-    assert_eq!(last["response"]["usage"], whole["usage"]);
+    let (usage, input) = (&last["response"]["usage"], whole["usage"]["input_tokens"].as_u64().unwrap());
+    assert_eq!((&usage["input_tokens"], &usage["output_tokens"]), (&json!(input), &whole["usage"]["output_tokens"]));
+    assert_eq!(
+        usage["input_tokens_details"],
+        json!({"cached_tokens": input - 1, "cache_write_tokens": 1}),
+        "the same prompt was read before, but for its last token"
+    );
     let kept = app.get(&path(&last["response"])).await;
     assert_eq!(kept.json(), last["response"]);
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::common::fake::{Fake, rules};
 use tidegate_model::SamplingParams;
 use tidegate_server::engine::{
-    EngineHandle, EngineOptions, Event, Finish, Limits, Request, RequestParameters, Snapshots, Start, spawn,
+    EngineHandle, EngineOptions, Event, Finish, Limits, Request, RequestParameters, Start, spawn,
 };
 use tidegate_server::session::Snapshot;
 
@@ -16,7 +16,7 @@ fn run(engine: &EngineHandle, start: Start, prompt: &[u32], max_tokens: usize) -
         max_tokens,
         sampling: SamplingParams { temperature: 0.0, ..SamplingParams::default() },
         ignore_eos: true,
-        snapshots: Snapshots { prompt: false, end: true },
+        snapshot: true,
         ..RequestParameters::default()
     };
     let limits = Limits { vocab_size: 256, max_prompt_tokens: 100, max_tokens: 100, sources: None };

@@ -1,0 +1,100 @@
+//! What a text starts from: the conversation before it, or a state in the prefix cache; and what it leaves there.
+
+use std::sync::Arc;
+
+use super::continuation::{CommitPlan, Continuation};
+use crate::api::state::Served;
+use crate::engine::{Keeper, Start, TakeSnapshots};
+use crate::session::{Owner, PrefixIndex, Snapshot};
+
+/// What an engine's request for a text gets besides its parameters.
+pub(in crate::api) struct TextStart {
+    pub(in crate::api) start: Start,
+    /// Whether what follows needs the state at the end of the text.
+    pub(in crate::api) snapshot: bool,
+    /// What goes to the prefix cache.
+    pub(in crate::api) keeper: Option<Keeper>,
+}
+
+impl TextStart {
+    /// The start of `texts` with this prompt, which may `only_read` it.
+    pub(super) fn new(
+        continuation: &Continuation,
+        served: &Served,
+        prompt: &[u32],
+        (texts, only_read): (usize, bool),
+    ) -> Self {
+        let (conversation, plan) = (continuation.snapshot(), continuation.plan());
+        // A request that only reads has nothing but its end.
+        let end = plan.needs_ends(texts) || only_read;
+        match (conversation, plan) {
+            // The server keeps nothing of it.
+            (Some(conversation), CommitPlan::ClientState { .. }) => {
+                Self { start: Start::Session(Arc::clone(conversation)), snapshot: end, keeper: None }
+            }
+            (Some(conversation), plan) => {
+                let turn = Self::turn(conversation, served, plan.owner(), prompt);
+                // Clients that send the whole history instead of a response's id can go on from its end as well.
+                let end_too = end && matches!(plan, CommitPlan::Response { .. });
+                let keeper = turn.keeper.map(|keeper| Keeper { end: end_too, ..keeper });
+                Self { snapshot: end, keeper, ..turn }
+            }
+            (None, CommitPlan::Turn { owner, turn, .. }) => {
+                let head = Some(turn.head()).filter(|head| !served.reads_sources() && head.is_prefix_of(prompt));
+                let (prefix, keeper) = known(served, *owner, prompt, head);
+                Self { start: prefix.map_or(Start::Empty, Start::Prefix), snapshot: end, keeper }
+            }
+            (None, plan) => {
+                let (prefix, keeper) = known(served, plan.owner(), prompt, None);
+                let keeper = keeper.map(|keeper| Keeper { end, ..keeper });
+                Self { start: prefix.map_or(Start::Empty, Start::Prefix), snapshot: false, keeper }
+            }
+        }
+    }
+
+    /// The start of a turn, which ends with a snapshot. The first one of a conversation may begin like other texts.
+    pub(in crate::api) fn turn(conversation: &Arc<Snapshot>, served: &Served, owner: Owner, prompt: &[u32]) -> Self {
+        let conversation = Arc::clone(conversation);
+        if conversation.tokens() > 0 || served.reads_sources() {
+            return Self { start: Start::Session(conversation), snapshot: true, keeper: None };
+        }
+        let (start, keeper) = match known(served, owner, prompt, None) {
+            (Some(prefix), keeper) => (Start::FirstTurn { conversation, prefix }, keeper),
+            (None, keeper) => (Start::Session(conversation), keeper),
+        };
+        Self { start, snapshot: true, keeper }
+    }
+}
+
+/// The longest state that is known of `prompt`, in the prefix cache or `other`; and what takes the prompt's states there.
+fn known(
+    served: &Served,
+    owner: Owner,
+    prompt: &[u32],
+    other: Option<&Arc<Snapshot>>,
+) -> (Option<Arc<Snapshot>>, Option<Keeper>) {
+    let prefixes = &served.prefixes;
+    let known = [prefixes.longest(owner, prompt), other.cloned()].into_iter().flatten();
+    let known = known.max_by_key(|known| known.read);
+    let keeper = prefixes.is_on().then(|| {
+        let branch = prefixes.branch(owner, prompt, known.as_ref().map_or(0, |known| known.read));
+        let taker = Taker { prefixes: Arc::clone(prefixes), owner, prompt: prompt.into() };
+        Keeper { taker: Arc::new(taker), branch, end: false }
+    });
+    (known, keeper)
+}
+
+/// Takes a text's snapshots into the prefix cache.
+#[derive(Debug)]
+struct Taker {
+    prefixes: Arc<PrefixIndex>,
+    owner: Owner,
+    prompt: Arc<[u32]>,
+}
+
+impl TakeSnapshots for Taker {
+    fn take(&self, snapshot: &Arc<Snapshot>) {
+        let is_prompt = snapshot.tokens() == self.prompt.len() as u64;
+        self.prefixes.keep(self.owner, snapshot, is_prompt.then(|| Arc::clone(&self.prompt)));
+    }
+}
