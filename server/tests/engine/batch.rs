@@ -124,7 +124,7 @@ fn collect(mut stream: EventStream) -> Result<Vec<u32>, Failure> {
             Event::Delta(delta) => ids.extend(delta.token_ids),
             Event::PromptLogprobs(scores) => assert_eq!(scores.len(), 3),
             Event::Failed(failure) => return Err(failure),
-            _ => break,
+            Event::Finished(_) => break,
         }
     }
     Ok(ids)

@@ -18,18 +18,34 @@ pub(in crate::api) fn body(
     body: Result<Bytes, BytesRejection>,
     max_body_bytes: usize,
 ) -> Result<Bytes, ApiError> {
+    check_type(headers)?;
+    body.map_err(|rejection| match rejection.status() {
+        StatusCode::PAYLOAD_TOO_LARGE => too_long(max_body_bytes),
+        status => ApiError::request(status, None, None, format!("the body could not be read: {rejection}")),
+    })
+}
+
+/// Refuses a body of `length` bytes that [`body`] would refuse once it had arrived.
+pub(in crate::api) fn check_declared(
+    headers: &HeaderMap,
+    length: usize,
+    max_body_bytes: usize,
+) -> Result<(), ApiError> {
+    check_type(headers)?;
+    if length > max_body_bytes { Err(too_long(max_body_bytes)) } else { Ok(()) }
+}
+
+fn too_long(max_body_bytes: usize) -> ApiError {
+    let message = format!("the body must be at most {max_body_bytes} bytes long");
+    ApiError::request(StatusCode::PAYLOAD_TOO_LARGE, None, None, message)
+}
+
+fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
     if !is_json(headers) {
         let message = "content-type must be application/json";
         return Err(ApiError::request(StatusCode::UNSUPPORTED_MEDIA_TYPE, None, None, message));
     }
-    check_encoding(headers)?;
-    body.map_err(|rejection| match rejection.status() {
-        StatusCode::PAYLOAD_TOO_LARGE => {
-            let message = format!("the body must be at most {max_body_bytes} bytes long");
-            ApiError::request(StatusCode::PAYLOAD_TOO_LARGE, None, None, message)
-        }
-        status => ApiError::request(status, None, None, format!("the body could not be read: {rejection}")),
-    })
+    check_encoding(headers)
 }
 
 /// Refuses bodies that are compressed.

@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 
 use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::{Request, State};
-use axum::http::HeaderMap;
+use axum::http::{HeaderMap, header};
 use axum::middleware::Next;
 use axum::response::Response;
 use futures_util::{StreamExt, stream};
@@ -12,23 +12,30 @@ use futures_util::{StreamExt, stream};
 use super::closing;
 use crate::api::auth::owner;
 use crate::api::error::ApiError;
+use crate::api::formats::json::check_declared;
 use crate::api::memory::BodyShare;
 use crate::api::models::Models;
 use crate::api::sessions::snapshots::is_file;
 use crate::api::state::AppState;
 
-/// Answers 429 when a body needs more memory than its owner may take. What is counted is free again once the handler drops
-/// the bytes that it parses; a handler that reads no body takes nothing.
+/// Answers 429 when a body needs more memory than its owner may take, and refuses one whose head says that no handler accepts
+/// it before it arrives. What is counted is free again once the handler drops the bytes that it parses; a handler that reads
+/// no body takes nothing.
 pub(in crate::api) async fn count_body(State(state): State<AppState>, request: Request, next: Next) -> Response {
     if request.body().is_end_stream() {
         return next.run(request).await;
     }
     let (share, most) = (state.body_memory().begin(owner::current()), longest(&state, request.headers()));
+    let accepted = check_head(request.headers(), most);
     let refusal = Arc::new(OnceLock::new());
     let refused = Arc::clone(&refusal);
     let request = request.map(|body| {
         Body::from_stream(stream::once(async move {
-            receive(body, share, most).await.map_err(|error| match error {
+            let received = match accepted {
+                Ok(()) => receive(body, share, most).await,
+                Err(error) => Err(Failure::Refused(error)),
+            };
+            received.map_err(|error| match error {
                 Failure::Unread(error) => error,
                 Failure::Refused(error) => {
                     let reason = axum::Error::new(error.message().to_owned());
@@ -47,8 +54,17 @@ pub(in crate::api) async fn count_body(State(state): State<AppState>, request: R
 enum Failure {
     /// It did not arrive.
     Unread(axum::Error),
-    /// It needs too much memory.
+    /// It needs too much memory, or no handler accepts it.
     Refused(ApiError),
+}
+
+/// Checks the declared length and type of a body of JSON; handlers of files check theirs.
+fn check_head(headers: &HeaderMap, most: usize) -> Result<(), ApiError> {
+    let length = headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
+    match length.filter(|_| !is_file(headers)) {
+        Some(length) => check_declared(headers, length, most),
+        None => Ok(()),
+    }
 }
 
 /// A body that is counted as long as it is in memory.

@@ -117,3 +117,32 @@ async fn the_longest_upload_is_received() {
     assert_eq!((whole.status, whole.param()), (StatusCode::BAD_REQUEST, "snapshot".into()), "{}", whole.text());
     assert_eq!(app.upload(vec![0; most + 1].into()).await.status, StatusCode::PAYLOAD_TOO_LARGE);
 }
+
+#[tokio::test]
+async fn a_body_that_no_handler_accepts_is_refused_before_it_arrives() {
+    let state = fake();
+    let never = || Body::from_stream(stream::once(pending::<Result<Bytes, Infallible>>()));
+    let declared = |length: usize, kind: &str, more: Option<(header::HeaderName, &str)>| {
+        let request = Request::post("/v1/completions").header(header::CONTENT_TYPE, kind);
+        let request = more.into_iter().fold(request, |request, (name, value)| request.header(name, value));
+        request.header(header::CONTENT_LENGTH, length).body(never()).unwrap()
+    };
+    let (json, compressed) = ("application/json", Some((header::CONTENT_ENCODING, "gzip")));
+    for (request, status, message) in [
+        (
+            declared(LARGE + 1, json, None),
+            StatusCode::PAYLOAD_TOO_LARGE,
+            "the body must be at most 68157440 bytes long",
+        ),
+        (declared(9, "text/plain", None), StatusCode::UNSUPPORTED_MEDIA_TYPE, "content-type must be application/json"),
+        (declared(9, json, compressed), StatusCode::UNSUPPORTED_MEDIA_TYPE, "content-encoding gzip is not supported"),
+    ] {
+        let response = send(&state, request).await;
+        assert_eq!((response.status(), &response.headers()[header::CONNECTION]), (status, &"close".parse().unwrap()));
+        let answer: Value = serde_json::from_str(&text(response).await).unwrap();
+        assert_eq!(answer["error"]["message"], message);
+    }
+    // A handler that reads no body answers as ever.
+    let unknown = Request::post("/v1/nothing").header(header::CONTENT_LENGTH, LARGE + 1).body(never()).unwrap();
+    assert_eq!(send(&state, unknown).await.status(), StatusCode::NOT_FOUND);
+}
