@@ -37,8 +37,8 @@ impl<M: LanguageModel> Worker<M> {
     }
 
     /// Reads at most `limit` tokens of a prompt or of what a grammar has forced, or a source, and returns how many; `None`
-    /// if that was the end of it or of the request, or if a snapshot is taken. The prompt's last token, or after a source the text's first, is left
-    /// for the decode step, which samples the next one.
+    /// if that was the end of it or of the request, or if a snapshot is taken. The prompt's last token, or after a source the
+    /// text's first, is left for the decode step, which samples the next one.
     fn read_piece(&mut self, slot: usize, limit: usize) -> Option<usize> {
         let sequence = self.scheduler.sequence_mut(slot)?;
         let (model, began) = (&mut self.model, Instant::now());
@@ -67,9 +67,9 @@ impl<M: LanguageModel> Worker<M> {
         if last && is_prompt {
             self.prompt_was_read(slot);
         }
-        if self.scheduler.sequence(slot).is_some_and(Sequence::is_at_branch) {
+        if self.scheduler.sequence(slot).is_some_and(Sequence::is_at_mark) {
             self.scheduler.chunk_was_read(slot);
-            self.export(slot, Purpose::Branch);
+            self.export(slot, Purpose::Mark);
             return None;
         }
         (!last).then_some(length)

@@ -107,8 +107,8 @@ pub struct Keeper {
     /// What takes them.
     pub taker: Arc<dyn TakeSnapshots>,
     /// A number of tokens of the prompt after which one is taken, besides the one after the whole prompt. It has no effect if
-    /// the request does not read the prompt in chunks from there on.
-    pub branch: Option<usize>,
+    /// the request starts there or later, or does not read the prompt in chunks.
+    pub mark: Option<usize>,
     /// Whether one is taken at the end of the text.
     pub end: bool,
 }

@@ -68,8 +68,8 @@ impl Sequence {
     }
 
     /// Whether a snapshot is to be taken here, amid the prompt.
-    pub(super) fn is_at_branch(&self) -> bool {
-        matches!(self.phase, Phase::Prefill { next } if self.prompt.branch == Some(next))
+    pub(super) fn is_at_mark(&self) -> bool {
+        matches!(self.phase, Phase::Prefill { next } if self.prompt.mark == Some(next))
     }
 
     /// Whether a snapshot is needed after the prompt: by requests with the same beginning, or with the same prompt.
@@ -78,7 +78,9 @@ impl Sequence {
     }
 
     fn shares_prompt_end(&self) -> bool {
-        self.keeper.is_some() || self.prompt.shared.as_ref().is_some_and(SharedPrompt::has_others)
+        // What generates nothing ends there as well.
+        let keeps = self.keeper.is_some() && self.generation.wants_tokens();
+        keeps || self.prompt.shared.as_ref().is_some_and(SharedPrompt::has_others)
     }
 
     /// How many tokens are known and not in the state, if one pass may read them all and choose the next one: that is wanted,
@@ -97,14 +99,14 @@ impl Sequence {
     /// Passes the snapshot after the prompt to those who need it.
     pub(super) fn hand_over_prompt(&mut self, end: Snapshot) {
         let end = Arc::new(end);
-        self.take(&end);
+        self.pass_on(&end);
         if let Some(shared) = self.prompt.shared.as_ref().filter(|shared| shared.has_others()) {
             shared.hand_over(ReadPrompt { end, logprobs: self.prompt.logprobs.clone() });
         }
     }
 
     /// Passes a snapshot to what takes those for other requests.
-    pub(super) fn take(&self, snapshot: &Arc<Snapshot>) {
+    pub(super) fn pass_on(&self, snapshot: &Arc<Snapshot>) {
         if let Some(keeper) = &self.keeper {
             keeper.taker.take(snapshot);
         }

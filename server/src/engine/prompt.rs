@@ -67,7 +67,7 @@ pub(super) struct Prompt {
     /// The last tokens before the answer, as many as are known and drafts are made of.
     pub(super) recent: Vec<u32>,
     /// How much of the input comes before a snapshot that is taken amid it.
-    pub(super) branch: Option<usize>,
+    pub(super) mark: Option<usize>,
     /// Tokens of the prompt that the client has sent.
     pub(super) tokens: usize,
     /// Those of them that need not be computed.

@@ -56,16 +56,16 @@ impl Request {
         let output = TextOutput::new(strings, &opening.answer, stop.may_end_at(1));
         let Opening { start, cached, source, input, last_tokens, recent, kind, .. } = opening;
         let logprobs = parameters.prompt_logprobs.map(PromptLogprobs::new);
-        let branch = parameters.keeper.as_ref().and_then(|keeper| keeper.branch?.checked_sub(cached));
+        let mark = parameters.keeper.as_ref().and_then(|keeper| keeper.mark?.checked_sub(cached));
         // After the last but one a snapshot is taken anyway.
-        let branch = branch.filter(|branch| *branch > 0 && *branch + 1 < input.len());
+        let mark = mark.filter(|mark| *mark > 0 && *mark + 1 < input.len());
         let prompt = Prompt {
             start,
             source,
             input,
             last_tokens,
             recent,
-            branch,
+            mark,
             tokens: prompt_tokens,
             cached,
             logprobs,
@@ -85,9 +85,10 @@ impl Request {
     }
 
     /// Continues what the same request has begun, instead of reading the prompt. The events are those of the whole text, but
-    /// none about the prompt.
+    /// none about the prompt, and no snapshot is taken for others: what is read first is the end of the text so far.
     pub fn resume(&mut self, begun: Begun) {
-        self.prompt.branch = None;
+        self.keeper = None;
+        self.prompt.mark = None;
         self.prompt.begun = Some(begun);
     }
 

@@ -146,8 +146,8 @@ impl Sequence {
         match self.phase {
             Phase::ReadSource => self.prompt.source.len(),
             Phase::Prefill { next } => {
-                let branch = self.prompt.branch.filter(|branch| *branch > next);
-                (branch.unwrap_or(self.prompt.input.len() - 1) - next).min(longest)
+                let mark = self.prompt.mark.filter(|mark| *mark > next);
+                (mark.unwrap_or(self.prompt.input.len() - 1) - next).min(longest)
             }
             Phase::ReadForced { .. } => self.unread.len().min(longest),
             Phase::AwaitPrompt | Phase::ScorePrompt { .. } | Phase::Decode { .. } => 0,

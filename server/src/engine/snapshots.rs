@@ -1,4 +1,4 @@
-//! Snapshots of running requests: after the prompt, and at the end of the text.
+//! Snapshots of running requests: amid the prompt and after it, and at the end of the text.
 
 use tidegate_model::{LanguageModel, ModelError};
 

@@ -11,8 +11,8 @@ pub(super) enum Purpose {
     Start,
     /// Import of the prompt that another request has read.
     SharedPrompt,
-    /// Export of the state amid the prompt, where another one parts from it.
-    Branch,
+    /// Export of the state amid the prompt.
+    Mark,
     /// Export of the state after the prompt.
     PromptEnd,
     /// Export of the state that a stop string may roll the text back to, before the token that shows this text. The token

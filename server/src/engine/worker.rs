@@ -1,9 +1,9 @@
 //! The engine's worker: what a request does after each transfer, each chunk and each token. `run` is its loop.
 //!
-//! A request's way: (its start is imported, or the prompt that another has read) -> its prompt is read -> (the state after
-//! the prompt is exported) -> tokens, now and then (a rollback point is exported) -> (the end is exported) -> done. The
-//! transfers in brackets happen only if they are needed. A transfer ends at once, or in the iteration of the loop that finds it
-//! ended; until then its request waits, alone.
+//! A request's way: (its start is imported, or the prompt that another has read) -> its prompt is read, (the state amid it
+//! is exported) and (that after it) -> tokens, now and then (a rollback point is exported) -> (the end is exported) -> done.
+//! The transfers in brackets happen only if they are needed. A transfer ends at once, or in the iteration of the loop that
+//! finds it ended; until then its request waits, alone.
 
 use std::sync::Arc;
 
@@ -92,7 +92,7 @@ impl<M: LanguageModel> Worker<M> {
             match purpose {
                 Purpose::Start => {}
                 Purpose::SharedPrompt => sequence.take_over_prompt(),
-                Purpose::Branch => sequence.take(&Arc::new(snapshots::of_prompt(state, sequence))),
+                Purpose::Mark => sequence.pass_on(&Arc::new(snapshots::of_prompt(state, sequence))),
                 Purpose::PromptEnd => sequence.hand_over_prompt(snapshots::of_prompt(state, sequence)),
                 Purpose::Rollback(shown, _) => sequence.set_rollback(state, shown.clone()),
                 Purpose::End(_, open) => return Ok(Some(snapshots::of_slot(state, sequence, *open))),
@@ -106,8 +106,8 @@ impl<M: LanguageModel> Worker<M> {
         match purpose {
             // Another request has read the prompt while this one's start was in transfer.
             Purpose::Start if sequence.prompt.read_by_other().is_some() => self.import_prompt(slot),
-            Purpose::Start | Purpose::Branch if !sequence.has_read_prompt() => {}
-            Purpose::Start | Purpose::Branch | Purpose::SharedPrompt => self.prompt_was_read(slot),
+            Purpose::Start | Purpose::Mark if !sequence.has_read_prompt() => {}
+            Purpose::Start | Purpose::Mark | Purpose::SharedPrompt => self.prompt_was_read(slot),
             Purpose::PromptEnd => self.prompt_ended(slot),
             Purpose::Rollback(_, ending) => self.continue_text(slot, *ending),
             Purpose::End(ending, _) => self.end(slot, *ending, snapshot),

@@ -1,11 +1,12 @@
-//! Finds the longest stored prefix of a text, for clients that resend the whole history each time.
+//! Finds the longest stored prefix of a text: of a history that is sent again, or of instructions that many texts begin with.
 //!
 //! Bounded in bytes and, per owner, in number; the least recently used entry is evicted first. A prefix may end at any
 //! token: entries are found by the digest of their tokens, and compared only with texts of the same owner.
 //!
-//! A state cannot be cut, so texts that only begin alike, with the same instructions for example, share nothing until there is
-//! a state at the point where they part. The tokens of prompts are kept to find it: the second such text leaves a state there,
-//! and those after it start from that. (Marconi, Pan et al., MLSys 2025, has the same rule.)
+//! A state cannot be cut, so texts that only begin alike share no more than the longest state amid what they have in common.
+//! There are two: a long prompt leaves one a little before its end, where a question after the same instructions may begin;
+//! and a prompt leaves one where it parts from an earlier one, of which the tokens are kept (the rule of Marconi, Pan et al.,
+//! MLSys 2025).
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -51,8 +52,13 @@ impl Entry {
     }
 }
 
-/// Fewest tokens that a state amid a prompt must save the next one: fewer are read in less time than it takes to copy a state.
+/// Fewest tokens that two prompts must have in common beyond what is known of them for a state where they part: fewer save too
+/// little for an entry, which takes another's place.
 const SHORTEST_BRANCH: usize = 32;
+
+/// Fewest tokens to read of a prompt that leaves a state before its end, and how long before.
+const LONG: usize = 512;
+const QUESTION: usize = 256;
 
 impl PrefixIndex {
     /// An empty index of at most `max_bytes`, with at most `max_per_owner` prefixes per owner. Zero disables it.
@@ -133,9 +139,16 @@ impl PrefixIndex {
         keys.iter().rev().find_map(|key| inner.touch(owner, *key))
     }
 
-    /// The number of tokens after which `tokens` parts from an earlier prompt, the longest such; only if that saves the next one
-    /// like it enough beyond the `known` tokens.
-    pub fn branch(&self, owner: Owner, tokens: &[u32], known: u64) -> Option<usize> {
+    /// The number of tokens after which a state amid the prompt `tokens` may serve later ones, of which a state with `known`
+    /// tokens exists.
+    pub fn mark(&self, owner: Owner, tokens: &[u32], known: u64) -> Option<usize> {
+        let known = usize::try_from(known).unwrap_or(usize::MAX);
+        let before_end = || (tokens.len().saturating_sub(known) >= LONG).then(|| tokens.len() - QUESTION);
+        self.branch(owner, tokens, known).or_else(before_end)
+    }
+
+    /// The number of tokens that `tokens` has in common with an earlier prompt, the most, if that is enough.
+    fn branch(&self, owner: Owner, tokens: &[u32], known: usize) -> Option<usize> {
         let prompts: Vec<Arc<[u32]>> = {
             let inner = self.lock();
             inner.owners.get(&owner)?.values().filter_map(|entry| entry.prompt.clone()).collect()
@@ -143,8 +156,7 @@ impl PrefixIndex {
         // Comparing long texts takes time, so it happens outside the lock.
         let common = |prompt: &Arc<[u32]>| prompt.iter().zip(tokens).take_while(|(a, b)| a == b).count();
         let longest = prompts.iter().map(common).max()?;
-        let saved = (longest as u64).saturating_sub(known);
-        (saved >= SHORTEST_BRANCH as u64).then_some(longest)
+        (longest.saturating_sub(known) >= SHORTEST_BRANCH).then_some(longest)
     }
 
     /// Hits and misses.
@@ -166,8 +178,14 @@ impl PrefixIndex {
 impl Inner {
     fn insert(&mut self, owner: Owner, entry: Entry) {
         let key = (entry.snapshot.read, entry.snapshot.history);
-        // The same text has the same state, so the existing entry stays.
+        // The same text has the same state, so the existing entry stays; it may now be known to end a prompt.
         if self.touch(owner, key).is_some() {
+            let known = self.owners.get_mut(&owner).and_then(|entries| entries.get_mut(&key));
+            if let Some(known) = known.filter(|known| known.prompt.is_none()) {
+                self.bytes -= known.bytes();
+                known.prompt = entry.prompt;
+                self.bytes += known.bytes();
+            }
             return;
         }
         self.clock += 1;
@@ -240,16 +258,43 @@ mod tests {
         assert_eq!(index.size(), (3, bytes), "the prompts count");
         // A state at the end of a text says nothing of others.
         index.keep(ANN, &of(&text(140, 1003)), None);
-        let branch = |alike, known| index.branch(ANN, &text(alike, 7), known);
+        let branch = |alike, known| index.mark(ANN, &text(alike, 7), known);
         assert_eq!((branch(100, 0), branch(60, 0), branch(140, 0)), (Some(100), Some(60), Some(100)));
         assert_eq!((branch(100, 68), branch(100, 69), branch(100, 100)), (Some(100), None, None));
         assert_eq!((branch(32, 0), branch(31, 0)), (Some(32), None));
-        assert_eq!(index.branch(BEN, &text(100, 7), 0), None);
+        assert_eq!(index.mark(BEN, &text(100, 7), 0), None);
         // The prompts before this one count to their ends, and this one to its own.
         assert_eq!(
-            (index.branch(ANN, &text(100, 1001), 0), index.branch(ANN, &text(100, 1001)[..90], 0)),
+            (index.mark(ANN, &text(100, 1001), 0), index.mark(ANN, &text(100, 1001)[..90], 0)),
             (Some(150), Some(90))
         );
+    }
+
+    #[test]
+    fn a_long_prompt_that_is_like_no_other_is_marked_before_its_end() {
+        let index = PrefixIndex::new(1 << 20, 10);
+        let long: Vec<u32> = (0..600).collect();
+        assert_eq!((index.mark(ANN, &long, 0), index.mark(ANN, &long, 88)), (Some(344), Some(344)));
+        assert_eq!((index.mark(ANN, &long, 89), index.mark(ANN, &long[..511], 0)), (None, None));
+        index.keep(ANN, &of(&long[..40]), Some(long[..41].into()));
+        assert_eq!(index.mark(ANN, &long, 0), Some(41), "where it parts from another one");
+        assert_eq!(index.mark(ANN, &long, 40), Some(344));
+    }
+
+    #[test]
+    fn an_entry_may_turn_out_to_end_a_prompt() {
+        let index = PrefixIndex::new(1 << 20, 10);
+        let prompt: Vec<u32> = (0..60).collect();
+        let end = of(&prompt[..59]);
+        index.keep(ANN, &end, None);
+        assert_eq!(index.mark(ANN, &prompt, 0), None);
+        for _ in 0..2 {
+            index.keep(ANN, &end, Some(prompt[..].into()));
+            assert_eq!(index.size(), (1, end.bytes() + 60 * size_of::<u32>()));
+        }
+        assert_eq!(index.mark(ANN, &prompt, 0), Some(60));
+        index.clear();
+        assert_eq!(index.size(), (0, 0));
     }
 
     #[test]

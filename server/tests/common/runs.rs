@@ -61,9 +61,9 @@ pub(crate) fn kept(parameters: RequestParameters) -> (RequestParameters, Arc<Tak
 }
 
 /// The same with a snapshot amid the prompt.
-pub(crate) fn kept_at(branch: Option<usize>, parameters: RequestParameters) -> (RequestParameters, Arc<Taken>) {
+pub(crate) fn kept_at(mark: Option<usize>, parameters: RequestParameters) -> (RequestParameters, Arc<Taken>) {
     let taken = Arc::<Taken>::default();
-    let keeper = Some(Keeper { taker: Arc::clone(&taken) as _, branch, end: false });
+    let keeper = Some(Keeper { taker: Arc::clone(&taken) as _, mark, end: false });
     (RequestParameters { keeper, ..parameters }, taken)
 }
 

@@ -9,17 +9,20 @@ use tidegate_server::engine::{Begun, EngineHandle, FinishReason, NgramDrafter, R
 use tidegate_server::session::Snapshot;
 use tidegate_server::text::GrammarSpec;
 
-use crate::common::runs::{Run, collect, shipped};
+use crate::common::runs::{Run, collect, kept, shipped};
 use crate::drafts::{draw, engine, outcome, plain};
 
 /// Carries out a request, of which `begun` is known.
 fn run(engine: &EngineHandle, one: &RequestParameters, begun: Option<&Run>) -> Run {
-    let mut request = Request::new(one.clone(), &shipped().limits).unwrap();
+    let (one, taken) = kept(one.clone());
+    let mut request = Request::new(one, &shipped().limits).unwrap();
     if let Some(run) = begun {
         let (token_ids, logprobs) = (run.ids.clone(), run.logprobs.clone());
         request.resume(Begun { end: run.finish().snapshot.clone().unwrap(), token_ids, logprobs });
     }
-    collect(engine.submit(request).unwrap())
+    let run = collect(engine.submit(request).unwrap());
+    assert!(begun.is_none() || taken.all().is_empty(), "what is read first is no prompt");
+    run
 }
 
 #[test]

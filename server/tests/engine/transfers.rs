@@ -83,7 +83,7 @@ fn outcome(run: &Run) -> impl PartialEq + std::fmt::Debug + use<> {
 
 /// A request, and how many transfers and tokens come before the transfer that a test looks at.
 fn all_kinds() -> [(RequestParameters, usize, usize); 5] {
-    let [amid, prompt] = [Some(1), None].map(|branch| kept_at(branch, greedy(&[1, 2, 3], 2)).0);
+    let [amid, prompt] = [Some(1), None].map(|mark| kept_at(mark, greedy(&[1, 2, 3], 2)).0);
     // Its fourth token may be the beginning of the stop string.
     let with_stop = RequestParameters { stop: vec!["ez".into()], ..turn(&[u32::from(b'a')], 6) };
     let end = RequestParameters { snapshot: true, ..greedy(&[1, 2, 3], 2) };

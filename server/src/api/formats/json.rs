@@ -48,6 +48,11 @@ fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
     check_encoding(headers)
 }
 
+/// The length that the head of a request declares for its body.
+pub(in crate::api) fn declared_length(headers: &HeaderMap) -> Option<usize> {
+    headers.get(header::CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
+}
+
 /// Refuses bodies that are compressed.
 pub(in crate::api) fn check_encoding(headers: &HeaderMap) -> Result<(), ApiError> {
     let encoding = headers.get(header::CONTENT_ENCODING).map(|value| value.to_str().unwrap_or("of this name"));

@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 
 use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::{Request, State};
-use axum::http::{HeaderMap, header};
+use axum::http::HeaderMap;
 use axum::middleware::Next;
 use axum::response::Response;
 use futures_util::{StreamExt, stream};
@@ -12,15 +12,15 @@ use futures_util::{StreamExt, stream};
 use super::closing;
 use crate::api::auth::owner;
 use crate::api::error::ApiError;
-use crate::api::formats::json::check_declared;
+use crate::api::formats::json::{check_declared, declared_length};
 use crate::api::memory::BodyShare;
 use crate::api::models::Models;
 use crate::api::sessions::snapshots::is_file;
 use crate::api::state::AppState;
 
-/// Answers 429 when a body needs more memory than its owner may take, and refuses one whose head says that no handler accepts
-/// it before it arrives. What is counted is free again once the handler drops the bytes that it parses; a handler that reads
-/// no body takes nothing.
+/// Answers 429 when a body needs more memory than its owner may take. A body whose head already says that no handler accepts it
+/// is refused before it arrives. What is counted is free again once the handler drops the bytes that it parses; a handler that
+/// reads no body takes nothing.
 pub(in crate::api) async fn count_body(State(state): State<AppState>, request: Request, next: Next) -> Response {
     if request.body().is_end_stream() {
         return next.run(request).await;
@@ -58,10 +58,10 @@ enum Failure {
     Refused(ApiError),
 }
 
-/// Checks the declared length and type of a body of JSON; handlers of files check theirs.
+/// Checks the declared length and type of a body of JSON. Handlers of files check theirs, and a body without a length may prove
+/// empty, which some handlers accept whatever its type.
 fn check_head(headers: &HeaderMap, most: usize) -> Result<(), ApiError> {
-    let length = headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
-    match length.filter(|_| !is_file(headers)) {
+    match declared_length(headers).filter(|_| !is_file(headers)) {
         Some(length) => check_declared(headers, length, most),
         None => Ok(()),
     }

@@ -33,32 +33,35 @@ impl TextStart {
                 Self { start: Start::Session(Arc::clone(conversation)), snapshot: end, keeper: None }
             }
             (Some(conversation), plan) => {
-                let turn = Self::turn(conversation, served, plan.owner(), prompt);
                 // Clients that send the whole history instead of a response's id can go on from its end as well.
-                let end_too = end && matches!(plan, CommitPlan::Response { .. });
-                let keeper = turn.keeper.map(|keeper| Keeper { end: end_too, ..keeper });
-                Self { snapshot: end, keeper, ..turn }
+                let end_too = only_read || (end && matches!(plan, CommitPlan::Response { .. }));
+                Self { snapshot: end, ..Self::turn(conversation, served, plan.owner(), (prompt, end_too)) }
             }
             (None, CommitPlan::Turn { owner, turn, .. }) => {
                 let head = Some(turn.head()).filter(|head| !served.reads_sources() && head.is_prefix_of(prompt));
-                let (prefix, keeper) = known(served, *owner, prompt, head);
+                let (prefix, keeper) = known(served, *owner, (prompt, only_read), head);
                 Self { start: prefix.map_or(Start::Empty, Start::Prefix), snapshot: end, keeper }
             }
             (None, plan) => {
-                let (prefix, keeper) = known(served, plan.owner(), prompt, None);
-                let keeper = keeper.map(|keeper| Keeper { end, ..keeper });
+                let (prefix, keeper) = known(served, plan.owner(), (prompt, end), None);
                 Self { start: prefix.map_or(Start::Empty, Start::Prefix), snapshot: false, keeper }
             }
         }
     }
 
-    /// The start of a turn, which ends with a snapshot. The first one of a conversation may begin like other texts.
-    pub(in crate::api) fn turn(conversation: &Arc<Snapshot>, served: &Served, owner: Owner, prompt: &[u32]) -> Self {
+    /// The start of a turn, which ends with a snapshot. The first one of a conversation may begin like other texts, and leaves
+    /// the states of its prompt in the cache, and that of its `end` as well if so asked.
+    pub(in crate::api) fn turn(
+        conversation: &Arc<Snapshot>,
+        served: &Served,
+        owner: Owner,
+        (prompt, end): (&[u32], bool),
+    ) -> Self {
         let conversation = Arc::clone(conversation);
         if conversation.tokens() > 0 || served.reads_sources() {
             return Self { start: Start::Session(conversation), snapshot: true, keeper: None };
         }
-        let (start, keeper) = match known(served, owner, prompt, None) {
+        let (start, keeper) = match known(served, owner, (prompt, end), None) {
             (Some(prefix), keeper) => (Start::FirstTurn { conversation, prefix }, keeper),
             (None, keeper) => (Start::Session(conversation), keeper),
         };
@@ -66,20 +69,21 @@ impl TextStart {
     }
 }
 
-/// The longest state that is known of `prompt`, in the prefix cache or `other`; and what takes the prompt's states there.
+/// The longest state that is known of `prompt`, in the prefix cache or `other`; and what takes the states of the text there,
+/// that of its `end` as well if so asked.
 fn known(
     served: &Served,
     owner: Owner,
-    prompt: &[u32],
+    (prompt, end): (&[u32], bool),
     other: Option<&Arc<Snapshot>>,
 ) -> (Option<Arc<Snapshot>>, Option<Keeper>) {
     let prefixes = &served.prefixes;
     let known = [prefixes.longest(owner, prompt), other.cloned()].into_iter().flatten();
     let known = known.max_by_key(|known| known.read);
     let keeper = prefixes.is_on().then(|| {
-        let branch = prefixes.branch(owner, prompt, known.as_ref().map_or(0, |known| known.read));
+        let mark = prefixes.mark(owner, prompt, known.as_ref().map_or(0, |known| known.read));
         let taker = Taker { prefixes: Arc::clone(prefixes), owner, prompt: prompt.into() };
-        Keeper { taker: Arc::new(taker), branch, end: false }
+        Keeper { taker: Arc::new(taker), mark, end }
     });
     (known, keeper)
 }

@@ -65,6 +65,8 @@ pub(in crate::api) struct TextRequest {
     pub(in crate::api) identity: Identity,
     /// What another server has generated of its one text.
     pub(in crate::api) begun: Option<Begun>,
+    /// The tokens that another server, which has begun to send the events of its one text, need not compute.
+    pub(in crate::api) reported_cached: Option<usize>,
 }
 
 impl TextRequest {
@@ -91,6 +93,7 @@ impl TextRequest {
             only_json: false,
             identity: Identity::new(),
             begun: None,
+            reported_cached: None,
         }
     }
 
@@ -113,6 +116,7 @@ impl TextRequest {
         auth: Option<&AuthContext>,
     ) -> Result<ValidRequest, ApiError> {
         let Self { names, choices, logprobs, echo, collected, tools, only_json, identity, begun, .. } = self;
+        let reported_cached = self.reported_cached;
         if let Some(model) = &self.model {
             served.check_name(model, Some("model"))?;
         }
@@ -191,6 +195,7 @@ impl TextRequest {
         let known = cached.iter().sum::<usize>() as u64;
         let in_slot = recorder.as_ref().is_some_and(|recorder| known > 0 && recorder.read() == known);
         let continues = !new_source && (base.is_some() || in_slot);
+        let cached = reported_cached.map_or(cached, |reported| vec![reported]);
         let (served, base) = (Arc::clone(served), base.cloned());
         Ok(ValidRequest {
             names,

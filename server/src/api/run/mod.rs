@@ -140,7 +140,7 @@ pub(super) async fn start(
     };
     let registration = register(&state, plan.owner(), session, at_shutdown).await?;
     let recording = match recorded {
-        Some(recorded) => Some(recorded.begin(&state, &mut plan, (max_tokens, identity)).await?),
+        Some(recorded) => Some(recorded.begin(&state, &mut plan, (max_tokens, cached.iter().sum(), identity)).await?),
         None => None,
     };
     debug!(seed = sampling.seed, prompts = prompts.len(), texts = requests.len(), stream, "completion starts");

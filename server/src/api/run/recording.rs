@@ -49,6 +49,9 @@ pub(super) struct StreamRecord {
     identity: Identity,
     /// A default may depend on the key's quota.
     max_tokens: usize,
+    /// What the first server knew of the prompt, which its events report.
+    #[serde(default)]
+    cached: usize,
     /// The version from which the turn starts, and the one that it makes.
     from: String,
     version: String,
@@ -95,8 +98,8 @@ pub(in crate::api) struct Recording {
 
 impl Asked {
     /// The request, if its stream can be recorded: its events depend on nothing else than the record, other servers use the
-    /// store, and it is not too long. Of several texts, the order of the events would depend on the time, and so does the prompt if the chat
-    /// template reads the clock.
+    /// store, and it is not too long. Of several texts, the order of the events would depend on the time, and so does the
+    /// prompt if the chat template reads the clock.
     pub(in crate::api) fn of(
         state: &AppState,
         (path, headers, body): (Option<&'static str>, &HeaderMap, &Bytes),
@@ -124,6 +127,7 @@ impl Recorded {
                 let record = &recording.record;
                 request.identity = record.identity.clone();
                 request.max_tokens = MaxTokens::Given(record.max_tokens as u64);
+                request.reported_cached = Some(record.cached);
                 session.repeat = record.repeat();
             }
         }
@@ -143,7 +147,7 @@ impl Recorded {
         self,
         state: &AppState,
         plan: &mut CommitPlan,
-        (max_tokens, identity): (usize, Identity),
+        (max_tokens, cached, identity): (usize, usize, Identity),
     ) -> Result<Recording, ApiError> {
         let asked = match self {
             Self::New(asked) => asked,
@@ -160,6 +164,7 @@ impl Recorded {
             fingerprint,
             identity,
             max_tokens,
+            cached,
             from: from.to_string(),
             version: version.to_string(),
             in_memory: tier == Tier::Memory,

@@ -308,7 +308,7 @@ async fn prepare(
     run_blocking(state, bytes, move || {
         let (prompt, messages) = input.ids(&served, &base)?;
         let recorder = TextRecorder::new(&base, &prompt, messages, &served);
-        let TextStart { start, snapshot, keeper } = TextStart::turn(&base, &served, owner, &prompt);
+        let TextStart { start, snapshot, keeper } = TextStart::turn(&base, &served, owner, (&prompt, true));
         let parameters = RequestParameters { start, prompt, snapshot, keeper, ..RequestParameters::default() };
         let names = ParameterNames::openai(param, "max_tokens");
         let request = Request::new(parameters, &served.limits).map_err(|error| names.error(&error))?;

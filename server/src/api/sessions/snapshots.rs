@@ -12,7 +12,7 @@ use super::http::{path_id, read_query, resolve, respond, tagged};
 use super::wire::{Session, SnapshotQuery, label, metadata};
 use crate::api::auth::owner::Caller;
 use crate::api::error::ApiError;
-use crate::api::formats::json::check_encoding;
+use crate::api::formats::json::{check_encoding, declared_length};
 use crate::api::openapi::{BodyErrors, Bytes, Error, Id, StoreErrors};
 use crate::api::request::blocking::run_blocking;
 use crate::api::select::Model;
@@ -117,8 +117,7 @@ pub(in crate::api) async fn receive(
         let message = format!("the body must be at most {most} bytes long, the size of this model's snapshots");
         ApiError::request(StatusCode::PAYLOAD_TOO_LARGE, None, None, message)
     };
-    let length = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
-    if length.is_some_and(|length| length > most) {
+    if declared_length(headers).is_some_and(|length| length > most) {
         return Err(long());
     }
     let store = state.store()?;
