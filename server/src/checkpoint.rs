@@ -90,7 +90,7 @@ impl Default for OpenOptions {
             max_prompt_tokens: 1_000_000,
             max_tokens: 1_000_000,
             prefix_bytes: 256 << 20,
-            prefixes_per_owner: 64,
+            prefixes_per_owner: 128,
             secret: None,
             grammar_helper: None,
             engine: EngineOptions::default(),

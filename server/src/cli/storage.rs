@@ -53,7 +53,7 @@ pub(crate) struct SessionArgs {
     #[arg(long, env = "TIDEGATE_PREFIX_BUDGET", value_name = "SIZE", default_value = "256MiB", value_parser = size)]
     pub(crate) prefix_budget: u64,
     /// Entries of one owner in the prefix cache
-    #[arg(long, env = "TIDEGATE_OWNER_PREFIXES", value_name = "COUNT", default_value_t = 64, value_parser = positive)]
+    #[arg(long, env = "TIDEGATE_OWNER_PREFIXES", value_name = "COUNT", default_value_t = 128, value_parser = positive)]
     pub(crate) owner_prefixes: usize,
     #[arg(help = secret_help(), long, env = "TIDEGATE_SECRET_FILE", value_name = "FILE")]
     pub(crate) secret_file: Option<PathBuf>,
