@@ -2,7 +2,6 @@
 //!
 //! Text that a slow reader has no room for is joined here; the sequence pauses once too much is unread.
 
-use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc::{Sender, error::TrySendError};
@@ -26,8 +25,8 @@ pub(super) enum Flush {
 /// Sends one request's events.
 pub(super) struct EventSender {
     sender: Sender<Event>,
-    /// Events about the prompt, which come before all text.
-    prompt: VecDeque<Event>,
+    /// The event about the prompt, which comes before all text.
+    prompt: Option<Event>,
     unread: Delta,
     last: Option<Event>,
     full_since: Option<Instant>,
@@ -35,12 +34,12 @@ pub(super) struct EventSender {
 
 impl EventSender {
     pub(super) fn new(sender: Sender<Event>) -> Self {
-        Self { sender, prompt: VecDeque::new(), unread: Delta::default(), last: None, full_since: None }
+        Self { sender, prompt: None, unread: Delta::default(), last: None, full_since: None }
     }
 
-    /// Adds an event about the prompt.
-    pub(super) fn push_prompt(&mut self, event: Event) {
-        self.prompt.push_back(event);
+    /// Sets the event about the prompt.
+    pub(super) fn set_prompt(&mut self, event: Event) {
+        self.prompt = Some(event);
     }
 
     /// Adds a token with its text and its log probabilities, which either all tokens have or none.
@@ -82,7 +81,7 @@ impl EventSender {
                 Err(TrySendError::Full(())) => return Flush::Full,
                 Err(TrySendError::Closed(())) => return Flush::Closed,
             };
-            if let Some(event) = self.prompt.pop_front() {
+            if let Some(event) = self.prompt.take() {
                 permit.send(event);
             } else if !self.unread.token_ids.is_empty() {
                 permit.send(Event::Delta(std::mem::take(&mut self.unread)));
@@ -94,7 +93,7 @@ impl EventSender {
     }
 
     fn has_unsent(&self) -> bool {
-        !self.prompt.is_empty() || !self.unread.token_ids.is_empty() || self.last.is_some()
+        self.prompt.is_some() || !self.unread.token_ids.is_empty() || self.last.is_some()
     }
 
     /// Whether so much is unread that nothing more may be generated.

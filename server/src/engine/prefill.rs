@@ -115,7 +115,7 @@ impl Sequence {
     /// Sends the log probabilities of the prompt, if they were requested.
     pub(super) fn send_prompt_logprobs(&mut self) {
         if let Some(logprobs) = self.prompt.logprobs.take() {
-            self.client.events.push_prompt(Event::PromptLogprobs(logprobs.into_all()));
+            self.client.events.set_prompt(Event::PromptLogprobs(logprobs.into_all()));
         }
     }
 

@@ -106,8 +106,10 @@ impl<M: LanguageModel> Worker<M> {
         match purpose {
             // Another request has read the prompt while this one's start was in transfer.
             Purpose::Start if sequence.prompt.read_by_other().is_some() => self.import_prompt(slot),
-            Purpose::Start | Purpose::Mark if !sequence.has_read_prompt() => {}
-            Purpose::Start | Purpose::Mark | Purpose::SharedPrompt => self.prompt_was_read(slot),
+            Purpose::Start if !sequence.has_read_prompt() => {}
+            // The prompt is read on.
+            Purpose::Mark => {}
+            Purpose::Start | Purpose::SharedPrompt => self.prompt_was_read(slot),
             Purpose::PromptEnd => self.prompt_ended(slot),
             Purpose::Rollback(_, ending) => self.continue_text(slot, *ending),
             Purpose::End(ending, _) => self.end(slot, *ending, snapshot),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::continuation::{CommitPlan, Continuation};
 use crate::api::state::Served;
 use crate::engine::{Keeper, Start, TakeSnapshots};
-use crate::session::{Owner, PrefixIndex, Snapshot};
+use crate::session::{Owner, PrefixIndex, Snapshot, Turn};
 
 /// What an engine's request for a text gets besides its parameters.
 pub(in crate::api) struct TextStart {
@@ -24,27 +24,26 @@ impl TextStart {
         prompt: &[u32],
         (texts, only_read): (usize, bool),
     ) -> Self {
-        let (conversation, plan) = (continuation.snapshot(), continuation.plan());
+        let plan = continuation.plan();
         // A request that only reads has nothing but its end.
         let end = plan.needs_ends(texts) || only_read;
-        match (conversation, plan) {
+        let snapshot = end && !matches!(plan, CommitPlan::Prefixes(_));
+        // Turns go on from the session's state. The next request of any other client may be this one's text and more, also after
+        // a stored response.
+        let cached_end = only_read || (end && plan.turn().is_none());
+        match continuation.snapshot() {
             // The server keeps nothing of it.
-            (Some(conversation), CommitPlan::ClientState { .. }) => {
-                Self { start: Start::Session(Arc::clone(conversation)), snapshot: end, keeper: None }
+            Some(conversation) if matches!(plan, CommitPlan::ClientState { .. }) => {
+                Self { start: Start::Session(Arc::clone(conversation)), snapshot, keeper: None }
             }
-            (Some(conversation), plan) => {
-                // Clients that send the whole history instead of a response's id can go on from its end as well.
-                let end_too = only_read || (end && matches!(plan, CommitPlan::Response { .. }));
-                Self { snapshot: end, ..Self::turn(conversation, served, plan.owner(), (prompt, end_too)) }
+            Some(conversation) => {
+                Self { snapshot, ..Self::turn(conversation, served, plan.owner(), (prompt, cached_end)) }
             }
-            (None, CommitPlan::Turn { owner, turn, .. }) => {
-                let head = Some(turn.head()).filter(|head| !served.reads_sources() && head.is_prefix_of(prompt));
-                let (prefix, keeper) = known(served, *owner, (prompt, only_read), head);
-                Self { start: prefix.map_or(Start::Empty, Start::Prefix), snapshot: end, keeper }
-            }
-            (None, plan) => {
-                let (prefix, keeper) = known(served, plan.owner(), (prompt, end), None);
-                Self { start: prefix.map_or(Start::Empty, Start::Prefix), snapshot: false, keeper }
+            None => {
+                let head = plan.turn().map(Turn::head);
+                let head = head.filter(|head| !served.reads_sources() && head.is_prefix_of(prompt));
+                let (prefix, keeper) = known(served, plan.owner(), (prompt, cached_end), head);
+                Self { start: prefix.map_or(Start::Empty, Start::Prefix), snapshot, keeper }
             }
         }
     }

@@ -115,8 +115,8 @@ impl TextRequest {
         grammar: Option<Arc<dyn Grammar>>,
         auth: Option<&AuthContext>,
     ) -> Result<ValidRequest, ApiError> {
-        let Self { names, choices, logprobs, echo, collected, tools, only_json, identity, begun, .. } = self;
-        let reported_cached = self.reported_cached;
+        let Self { names, choices, logprobs, echo, collected, tools, only_json, identity, .. } = self;
+        let Self { begun, reported_cached, .. } = self;
         if let Some(model) = &self.model {
             served.check_name(model, Some("model"))?;
         }

@@ -50,7 +50,6 @@ pub(super) struct StreamRecord {
     /// A default may depend on the key's quota.
     max_tokens: usize,
     /// What the first server knew of the prompt, which its events report.
-    #[serde(default)]
     cached: usize,
     /// The version from which the turn starts, and the one that it makes.
     from: String,

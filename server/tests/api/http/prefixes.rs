@@ -70,7 +70,7 @@ async fn first_turns_of_sessions_and_stored_responses_begin_like_other_texts() {
     // A session's first turn, and the one after it, which starts from the session's own state.
     let made = session(&app, json!({"seed": 3})).await;
     let of_session = json!({"session": made["id"]});
-    let first = asked(&app, chat("Do you sleep well?", of_session.clone())).await;
+    let first = asked(&app, chat("Do you sleep well?", of_session)).await;
     assert_eq!(cached(&first), common);
     assert_eq!((&first["session"]["restored"], &first["session"]["recomputed_tokens"]), (&json!(false), &json!(0)));
     let whole = asked(&app, chat("Do you sleep well?", json!({}))).await;
