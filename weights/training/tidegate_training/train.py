@@ -77,7 +77,7 @@ class Trainer:
         out.mkdir(parents=True, exist_ok=True)
         if cfg.train.threads:
             torch.set_num_threads(cfg.train.threads)
-        self.model = Decoder(cfg.model)
+        self.model = self.new_model()
         self.model.init_weights(cfg.train.half_life_min, cfg.train.half_life_max, cfg.train.seed)
         torch.manual_seed(cfg.train.seed)
         if weights is not None:
@@ -111,6 +111,10 @@ class Trainer:
         elif self.processes.first:
             # A run killed before its first save left these lines; it repeats all of its steps.
             (out / "log.jsonl").unlink(missing_ok=True)
+
+    def new_model(self) -> Decoder:
+        """The model to train, before `init_weights`; for experiments that change it."""
+        return Decoder(self.cfg.model)
 
     def read_start(self, start: Path) -> dict[str, torch.Tensor]:
         """The folder's weights, as f32; ValueError if the model or its vocabulary is another one."""

@@ -1,4 +1,4 @@
-"""The command line: `python -m tidegate_experiments prepare|compare|listops|passages|prepare-translation|translate|probe`."""
+"""The command line: `python -m tidegate_experiments prepare|compare|listops|passages|prepare-translation|translate|prepare-recipe|recipe|probe`."""
 
 from __future__ import annotations
 
@@ -47,6 +47,9 @@ def arguments() -> argparse.ArgumentParser:
                    "runs, checkpoints, hypotheses")
     p.add_argument("--threads", type=int, default=None, help="threads of PyTorch; default: train.threads")
 
+    cli.add_prepare(sub, "prepare-recipe", "encode the texts of a recipe, for each vocabulary")
+    p = experiment("recipe", "train the decoder with one change of its recipe at a time, at equal time", "prepare-recipe", "runs")
+    p.add_argument("--measure", type=int, metavar="STEPS", help="instead, print what a step of each variant costs")
     text = "write the queries, keys and values of a softmax checkpoint's heads on a text, for `tidegate-experiments approximation`"
     p = sub.add_parser("probe", help=text, description=text)
     p.add_argument("--model", type=Path, required=True)
@@ -106,6 +109,17 @@ def execute(args: argparse.Namespace, command: str) -> None:
 
         run = translate.load(args.config, args.set + ([] if args.threads is None else [f"train.threads={args.threads}"]))
         print(translate.run_all(run, args.data, args.out, args.only, args.seeds, recorded_translation(args)))
+    elif args.command in ("prepare-recipe", "recipe"):
+        from . import recipe
+
+        run = recipe.load(args.config, args.set)
+        recipe.check(run, getattr(args, "only", []))
+        if args.command == "prepare-recipe":
+            recipe.prepare(run, args.texts, args.data)
+        elif args.measure:
+            print(json.dumps(recipe.measure(run, args.data, args.out / "measured", args.measure, args.only), indent=1))
+        else:
+            print(recipe.recipe(run, args.data, args.out, args.only, args.seeds, command))
     elif args.command == "probe":
         from .probe import probe
 

@@ -9,6 +9,7 @@ mod cost;
 mod curves;
 mod denominators;
 mod language;
+mod recipe;
 mod section;
 mod translation;
 mod translation_cost;
@@ -29,8 +30,8 @@ Written by `tidegate-experiments report` from the JSON files beside it. `docs/ex
 ";
 
 /// The experiments but for those on language models, in the order of the report.
-const OTHERS: [&str; 7] =
-    ["approximation", "denominators", "listops", "passages", "cost", "translation", "translation-cost"];
+const OTHERS: [&str; 8] =
+    ["recipe", "approximation", "denominators", "listops", "passages", "cost", "translation", "translation-cost"];
 
 /// Why no report was written.
 #[derive(Debug, thiserror::Error)]
@@ -54,6 +55,7 @@ pub fn report(folder: &Path) -> Result<Vec<PathBuf>, ReportError> {
         let path = folder.join(format!("{name}.json"));
         let (section, source) = match name.as_str() {
             "approximation" => section(&path, "approximation", approximation::section)?,
+            "recipe" => section(&path, "recipe", recipe::section)?,
             "denominators" => section(&path, "denominators", denominators::section)?,
             "cost" => section(&path, "cost", cost::section)?,
             "translation" => section(&path, "translation", translation::section)?,

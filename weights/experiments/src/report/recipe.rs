@@ -1,0 +1,110 @@
+//! The shipped model's recipe: each change against the unchanged recipe, at equal time.
+
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use super::section::{Section, checked, differences, mean, table, with_spread};
+use crate::record::{Record, RecordError};
+use crate::scale::Kind;
+use crate::svg::{Axis, DotRow, Dots, Panel, Picture};
+use tidegate_weights::terminal::grouped;
+
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(super) struct Row {
+    variant: String,
+    /// By table: settings, or the name of a mixer.
+    changes: Map<String, Value>,
+    /// Processor time of a step, over that of the first variant.
+    cost: f64,
+    parameters: u64,
+    steps: u64,
+    seeds: Vec<Run>,
+}
+
+#[derive(Clone, Debug, Deserialize, Serialize)]
+struct Run {
+    seed: u64,
+    /// Bits per byte.
+    loss: f64,
+}
+
+impl Row {
+    fn losses(&self) -> Vec<f64> {
+        self.seeds.iter().map(|seed| seed.loss).collect()
+    }
+
+    fn mean(&self) -> f64 {
+        mean(&self.losses()).unwrap_or(f64::NAN)
+    }
+
+    /// How much greater the loss is than another variant's, for each seed that both have.
+    fn above(&self, other: &Row) -> Vec<f64> {
+        let pair = |run: &Run| Some(run.loss - other.seeds.iter().find(|same| same.seed == run.seed)?.loss);
+        self.seeds.iter().filter_map(pair).collect()
+    }
+
+    /// `proj_dim 128`, ...
+    fn changed(&self) -> String {
+        let plain = |value: &Value| value.as_str().map_or_else(|| value.to_string(), String::from);
+        let each = |(name, value): (&String, &Value)| match value {
+            Value::Object(settings) => {
+                settings.iter().map(|(name, value)| format!("{name} {}", plain(value))).collect::<Vec<_>>().join(", ")
+            }
+            other => format!("{name} {}", plain(other)),
+        };
+        self.changes.iter().map(each).collect::<Vec<_>>().join(", ")
+    }
+}
+
+pub(super) fn section(path: &Path, record: &Record<Row>) -> Result<Section, RecordError> {
+    for (at, row) in record.rows.iter().enumerate() {
+        let field = |rest: &str| format!("rows[{at}].{rest}");
+        if row.seeds.is_empty() {
+            return Err(RecordError::malformed(path, field("seeds"), "must not be empty"));
+        }
+        checked(path, &field("cost"), row.cost, |cost| cost > 0.0)?;
+        for (number, seed) in row.seeds.iter().enumerate() {
+            checked(path, &field(&format!("seeds[{number}].loss")), seed.loss, |loss| loss > 0.0)?;
+        }
+    }
+    let unchanged = record.rows.iter().find(|row| row.changes.is_empty());
+    let mut rows: Vec<&Row> = record.rows.iter().collect();
+    rows.sort_by(|a, b| a.mean().total_cmp(&b.mean()));
+    let color = |row: &Row| if row.changes.is_empty() { "#24292f" } else { "#0969da" };
+    let dot = |row: &&Row| DotRow { label: row.variant.clone(), color: color(row), values: row.losses() };
+    let dots = Dots {
+        title: "after equal time of training".into(),
+        axis: Axis { label: "validation loss, bits per byte; less is better".into(), kind: Kind::Linear },
+        rows: rows.iter().map(dot).collect(),
+        mark: unchanged.map(|row| (row.mean(), "unchanged".into())),
+    };
+    Ok(Section {
+        title: "The shipped model's recipe".into(),
+        picture: Picture {
+            title: "One change of the shipped model's recipe at a time".into(),
+            subtitle: "short runs; a change that makes a step dearer gets fewer steps".into(),
+            panels: vec![Panel::Dots(dots)],
+        },
+        text: markdown(&rows, unchanged),
+    })
+}
+
+fn markdown(rows: &[&Row], unchanged: Option<&Row>) -> String {
+    let headings = ["variant", "change", "loss, bits per byte", "against the recipe", "cost of a step", "steps", "parameters"];
+    let line = |row: &&Row| {
+        let against = unchanged.filter(|base| base.variant != row.variant);
+        vec![
+            row.variant.clone(),
+            row.changed(),
+            with_spread(&row.losses(), 4),
+            against.map_or_else(|| "-".into(), |base| differences(&row.above(base), 4)),
+            format!("{:.2}", row.cost),
+            grouped(row.steps),
+            grouped(row.parameters),
+        ]
+    };
+    let table = table(&headings.map(String::from), &rows.iter().map(line).collect::<Vec<_>>());
+    format!("{table}\nLosses are the mean (least to most) of the seeds; differences are taken seed by seed.\n")
+}
