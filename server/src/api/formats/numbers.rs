@@ -1,31 +1,51 @@
 //! Integers written with a fraction of zero: `8.0` is the number 8.
 
-use serde_json::Value;
+use serde::de::IgnoredAny;
 
 /// Below this, every integer is a float of its own. Beyond it, the text may have meant a different integer.
 const LIMIT: f64 = 9_007_199_254_740_992.0;
 
-/// `body` with its whole floats as integers; none if it has no such floats or is not JSON.
+/// `body` with its whole floats as integers, and otherwise byte for byte; none if it has no such floats or is not JSON.
 pub(super) fn whole(body: &[u8]) -> Option<Vec<u8>> {
-    let mut value = serde_json::from_slice(body).ok()?;
-    make_whole(&mut value).then(|| value.to_string().into_bytes())
+    serde_json::from_slice::<IgnoredAny>(body).ok()?;
+    let (mut out, mut rest, mut changed) = (Vec::with_capacity(body.len()), body, false);
+    while let Some(&first) = rest.first() {
+        let length = match first {
+            b'"' => string(rest),
+            b'-' | b'0'..=b'9' => {
+                rest.iter().take_while(|byte| b"+-.eE".contains(byte) || byte.is_ascii_digit()).count()
+            }
+            _ => 1,
+        };
+        let (token, after) = rest.split_at(length);
+        match integer(token) {
+            Some(integer) => out.extend_from_slice(integer.to_string().as_bytes()),
+            None => out.extend_from_slice(token),
+        }
+        changed |= integer(token).is_some();
+        rest = after;
+    }
+    changed.then_some(out)
 }
 
-/// Returns whether anything has changed.
-fn make_whole(value: &mut Value) -> bool {
-    match value {
-        Value::Number(number) if number.is_f64() => {
-            let whole = number.as_f64().filter(|float| float.trunc() == *float && float.abs() < LIMIT);
-            if let Some(float) = whole {
-                *value = Value::from(float as i64);
-            }
-            whole.is_some()
+/// The bytes of the string that `text` begins with, quotes included.
+fn string(text: &[u8]) -> usize {
+    let mut at = 1;
+    while let Some(byte) = text.get(at) {
+        match byte {
+            b'"' => return at + 1,
+            b'\\' => at += 2,
+            _ => at += 1,
         }
-        // `|` does not stop at the first change.
-        Value::Array(items) => items.iter_mut().fold(false, |changed, item| make_whole(item) | changed),
-        Value::Object(fields) => fields.values_mut().fold(false, |changed, field| make_whole(field) | changed),
-        _ => false,
     }
+    text.len()
+}
+
+/// The integer that a float stands for; none of other texts.
+fn integer(token: &[u8]) -> Option<i64> {
+    let text = str::from_utf8(token).ok().filter(|text| text.contains(['.', 'e', 'E']))?;
+    let float: f64 = text.parse().ok()?;
+    (float.trunc() == float && float.abs() < LIMIT).then_some(float as i64)
 }
 
 #[cfg(test)]
@@ -37,12 +57,13 @@ mod tests {
     }
 
     #[test]
-    fn whole_floats_become_integers_and_others_stay() {
+    fn whole_floats_become_integers_and_all_else_stays() {
         assert_eq!(
-            changed(r#"{"a":[8.0,-2.0,0.5,1e3],"b":{"c":-0.0}}"#).unwrap(),
-            r#"{"a":[8,-2,0.5,1000],"b":{"c":0}}"#
+            changed(r#"{"a": [8.0,-2.0,0.5,1e3], "b":{"c":-0.0},"b":18446744073709551616}"#).unwrap(),
+            r#"{"a": [8,-2,0.5,1000], "b":{"c":0},"b":18446744073709551616}"#
         );
-        for unchanged in ["[8,0.5]", "[1e300]", "[9007199254740993.0]", "no JSON", r#"["8.0"]"#] {
+        assert_eq!(changed(r#"{"1.0 \\\" 2.0":"3.0\\","é":4E0}"#).unwrap(), r#"{"1.0 \\\" 2.0":"3.0\\","é":4}"#);
+        for unchanged in ["[8,0.5]", "[1e300]", "[9007199254740993.0]", "no JSON", "[1.0", r#"["8.0"]"#] {
             assert_eq!(changed(unchanged), None, "{unchanged}");
         }
     }

@@ -87,7 +87,6 @@ const KNOWN: &[(&str, &str)] = &[
     ("prompt", "[]"),
     ("prompt_embeds", "[]"),
     ("prompt_logprobs", "[]"),
-    ("reasoning", "[{}]"),
     ("regex", "[]"),
     ("repeat_last_n", "[-1]"),
     ("repeat_penalty", "[1]"),

@@ -89,9 +89,14 @@ impl TokenAligner {
     pub(in crate::api) fn push(&mut self, text: &str, tokens: Vec<TokenLogprobs>) -> Vec<AlignedToken> {
         self.sent += text.len();
         for logprobs in tokens {
-            let mut characters = String::new();
-            self.detokenizer.push(self.tokenizer.vocabulary().bytes(logprobs.token), &mut characters);
-            let (start, offset) = (self.bytes, self.offset);
+            let (bytes, mut characters) = (self.tokenizer.vocabulary().bytes(logprobs.token), String::new());
+            let begun = self.detokenizer.pending().to_vec();
+            self.detokenizer.push(bytes, &mut characters);
+            let (mut start, mut offset) = (self.bytes, self.offset);
+            if stands_alone(&begun, bytes) {
+                start += char::REPLACEMENT_CHARACTER.len_utf8();
+                offset += 1;
+            }
             self.bytes += characters.len();
             self.offset += characters.chars().count();
             self.waiting.push_back(AlignedToken { logprobs, offset, start, end: self.bytes });
@@ -109,4 +114,12 @@ impl TokenAligner {
         let sent = self.sent;
         self.waiting.drain(..).filter(|token| !cut || token.start < sent).collect()
     }
+}
+
+/// Whether the bytes before a token, the beginning of a character, are none with it: then they have become a U+FFFD, which the
+/// token begins after.
+fn stands_alone(begun: &[u8], bytes: &[u8]) -> bool {
+    let joined = [begun, bytes].concat();
+    let invalid = str::from_utf8(&joined).err().filter(|error| error.valid_up_to() == 0);
+    invalid.and_then(|error| error.error_len()).is_some_and(|length| length <= begun.len())
 }

@@ -97,9 +97,11 @@ pub(in crate::api) fn read_query<T>(query: Result<Query<T>, QueryRejection>) -> 
     query.map(|Query(query)| query).map_err(|rejection| {
         let text = rejection.body_text();
         let message = text.strip_prefix("Failed to deserialize query string: ").unwrap_or(&text);
-        // The name of a parameter, and what is wrong with its value.
-        let (place, message) = message.split_once(": ").unwrap_or(("the query", message));
-        ApiError::invalid(None, data_complaint(place, message))
+        // The name of a parameter, and what is wrong with its value; or a name that is wrong itself.
+        let Some((param, message)) = message.split_once(": ") else {
+            return ApiError::invalid(message.split('`').nth(1), data_complaint("the query", message));
+        };
+        ApiError::invalid(Some(param), data_complaint(param, message))
     })
 }
 

@@ -42,14 +42,14 @@ pub(super) fn compile(factory: &ParserFactory, spec: GrammarSpec) -> Result<Toke
         check_distinct(factory, calls)?;
     }
     let compiling = || {
-        let grammar = match spec {
-            GrammarSpec::JsonSchema(schema) => GrammarWithLexer::from_json_schema(spaced(schema, true)),
+        let grammar = match &spec {
+            GrammarSpec::JsonSchema(schema) => GrammarWithLexer::from_json_schema(spaced(schema.clone(), true)),
             GrammarSpec::JsonObject => GrammarWithLexer::from_json_schema(spaced(json!({"type": "object"}), true)),
-            GrammarSpec::Regex(regex) => GrammarWithLexer::from_regex(&regex),
+            GrammarSpec::Regex(regex) => GrammarWithLexer::from_regex(regex),
             // A rule may hide the text that ends it (`stop=`), which the library cannot force.
             GrammarSpec::Lark(lark) => GrammarWithLexer::from_lark(format!("{UNFORCED}\n{lark}")),
-            GrammarSpec::Choice(texts) => GrammarWithLexer::from_lark(choice(&texts)),
-            GrammarSpec::Calls(calls) => GrammarWithLexer::from_lark(self::calls(&calls)),
+            GrammarSpec::Choice(texts) => GrammarWithLexer::from_lark(choice(texts)),
+            GrammarSpec::Calls(calls) => GrammarWithLexer::from_lark(self::calls(calls)),
         };
         let mut parser = factory.create_parser(TopLevelGrammar::from_grammar(grammar))?;
         parser.start_without_prompt();
@@ -60,11 +60,31 @@ pub(super) fn compile(factory: &ParserFactory, spec: GrammarSpec) -> Result<Toke
             None => Ok((parser, allowed)),
         }
     };
-    let (parser, allowed) = catch_unwind(AssertUnwindSafe(compiling)).map_err(|error| wrong(&error.to_string()))?;
+    let failed = |error: anyhow::Error| match &spec {
+        GrammarSpec::Calls(calls) => wrong_tool(factory, calls).unwrap_or_else(|| wrong(&error.to_string())),
+        _ => wrong(&error.to_string()),
+    };
+    let (parser, allowed) = catch_unwind(AssertUnwindSafe(compiling)).map_err(failed)?;
     if allowed == 0 {
         return Err(wrong("no text of this model's tokens matches it"));
     }
     Ok(parser)
+}
+
+/// What is wrong with the first tool whose parameters cannot be compiled, in its own terms: an error of the whole grammar
+/// quotes a text that the client has not written.
+fn wrong_tool(factory: &ParserFactory, calls: &Calls) -> Option<GrammarError> {
+    calls.tools.iter().find_map(|tool| {
+        let compiling = || {
+            let grammar = GrammarWithLexer::from_json_schema(spaced(tool.arguments.clone(), tool.strict));
+            factory.create_parser(TopLevelGrammar::from_grammar(grammar)).map(drop)
+        };
+        let error = catch_unwind(AssertUnwindSafe(compiling)).err()?;
+        Some(match wrong(&error.to_string()) {
+            GrammarError::Wrong(reason) => GrammarError::Wrong(format!("the parameters of {}: {reason}", tool.name)),
+            other => other,
+        })
+    })
 }
 
 /// Refuses JSON that may stand instead of calls and could be taken for one: the two have to be told apart as soon as the

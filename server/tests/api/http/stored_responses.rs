@@ -143,12 +143,10 @@ async fn unsupported_parameters_are_refused_by_name() {
         ("include", json!({"include": ["everything"]})),
         ("moderation", json!({"moderation": {"mode": "score"}})),
         ("prompt", json!({"prompt": {"id": "x"}})),
-        ("reasoning", json!({"reasoning": {"effort": "low"}})),
         ("tools", json!({"tools": [{"type": "web_search"}]})),
         ("tool_choice", json!({"tool_choice": "required"})),
         ("tool_choice", json!({"tool_choice": {"type": "function", "name": "f"}})),
         ("text", json!({"text": {"format": {"type": "xml"}}})),
-        ("text", json!({"text": {"verbosity": "low"}})),
         ("top_logprobs", json!({"top_logprobs": 3})),
         ("truncation", json!({"truncation": "yes"})),
         ("stream_options", json!({"stream_options": {}})),
@@ -175,10 +173,10 @@ async fn unsupported_parameters_are_refused_by_name() {
 }
 
 #[tokio::test]
-async fn default_values_of_unsupported_fields_are_accepted() {
+async fn hints_and_default_values_of_unsupported_fields_are_accepted() {
     let app = app().await;
     let body = json!({"background": false, "include": ["reasoning.encrypted_content", "file_search_call.results"], "tools": [], "tool_choice": "none", "truncation": "auto",
-        "parallel_tool_calls": false, "reasoning": {"effort": null}, "text": {"format": {"type": "text"}},
+        "parallel_tool_calls": false, "reasoning": {"effort": "low", "summary": "auto"}, "text": {"format": {"type": "text"}, "verbosity": "low"},
         "service_tier": "auto", "top_logprobs": 0, "stream_options": null, "conversation": null, "metadata": null,
         "max_tool_calls": 4, "prompt_cache_key": "x", "safety_identifier": "y", "max_output_tokens": 1});
     let response = respond(&app, asking(json!([{"role": "developer", "content": "x"}]), body)).await;

@@ -283,7 +283,7 @@ async fn invalid_tools_are_refused_by_name() {
         (
             "tools",
             function(json!({"name": "a", "strict": true, "parameters": {"properties": {"x": {"not": {}}}}})),
-            "tools must be a valid and supported grammar",
+            "tools must be a valid and supported grammar: the parameters of a: Unimplemented keys: [\"not\"]",
         ),
         ("tool_choice", json!({"tool_choice": "always"}), "must be none, auto, required or a function"),
         ("tool_choice", json!({"tool_choice": {"type": "function", "function": {"name": "h"}}}), "found \"h\""),

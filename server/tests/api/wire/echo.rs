@@ -111,6 +111,24 @@ async fn a_character_that_the_prompt_has_begun_is_finished_by_the_text() {
 }
 
 #[tokio::test]
+async fn a_token_begins_after_the_bytes_that_it_has_shown_to_be_none_of_its_character() {
+    let tokens = |bytes: &[&[u8]]| byte_tokens(&bytes.concat());
+    let table = [
+        (tokens(&[&[0xE2], b"!"]), "\u{FFFD}!", json!([0, 1, 2])),
+        (tokens(&[&[0xE2, 0x98], b"a", "é".as_bytes()]), "\u{FFFD}aé", json!([0, 0, 1, 2, 2, 3])),
+        (tokens(&[&[0xE2, 0xE2, 0x98, 0x83]]), "\u{FFFD}☃", json!([0, 1, 1, 1, 2])),
+        (tokens(&["\u{FFFD}".as_bytes(), b"!"]), "\u{FFFD}!", json!([0, 0, 0, 1, 2])),
+    ];
+    for (answer, text, offsets) in table {
+        let (state, _thread) = recited(vec![Vec::new(), answer]);
+        let body = json!({"prompt": "x", "max_tokens": 9, "temperature": 0, "logprobs": 0});
+        let (_, whole) = post(&state, body.clone()).await;
+        assert_eq!((&choice(&whole)["text"], &choice(&whole)["logprobs"]["text_offset"]), (&json!(text), &offsets));
+        assert_eq!(joined(&chunks(&state, ROUTES[0], body).await)[0]["logprobs"], choice(&whole)["logprobs"]);
+    }
+}
+
+#[tokio::test]
 async fn a_special_token_in_a_given_text_stands_there_as_it_was_written() {
     let state = shipped();
     let (_, answer) = post(&state, asking("a<|endoftext|>é b", json!({"max_tokens": 0, "logprobs": 0}))).await;

@@ -92,7 +92,8 @@ pub(super) fn section(path: &Path, record: &Record<Row>) -> Result<Section, Reco
 }
 
 fn markdown(rows: &[&Row], unchanged: Option<&Row>) -> String {
-    let headings = ["variant", "change", "loss, bits per byte", "against the recipe", "cost of a step", "steps", "parameters"];
+    let headings =
+        ["variant", "change", "loss, bits per byte", "against the recipe", "cost of a step", "steps", "parameters"];
     let line = |row: &&Row| {
         let against = unchanged.filter(|base| base.variant != row.variant);
         vec![

@@ -14,17 +14,11 @@ use crate::api::formats::openai::tools::{self, FlatTool, FlatToolChoice};
 use crate::api::formats::openai::{grammar, invalid, openai_request};
 use crate::api::formats::unsupported::{self, Ignored};
 use crate::api::formats::wording::complaint;
-use crate::api::openapi::literals::literals;
 use crate::api::openapi::schemas::{self, json_schemas, never};
 use crate::api::request::grammar::GrammarParameters;
 use crate::api::request::prompt::Prompt;
 use crate::api::request::{MaxTokens, ParameterNames, TextRequest};
 use crate::api::sessions::{MetadataField, metadata};
-
-literals!(Verbosity = "medium");
-
-/// The field `reasoning`: the model has none.
-struct ReasoningField;
 
 /// The field `include`.
 struct IncludeField;
@@ -42,19 +36,14 @@ const NEVER_MADE: [&str; 7] = [
 
 json_schemas! {
     IncludeField: "NeverIncluded" = {"type": "array", "items": {"enum": NEVER_MADE}};
-    ReasoningField: "NoReasoning" = {
-        "type": "object", "properties": {"effort": {"enum": [null, "none"]}}, "additionalProperties": {"type": "null"},
-    };
 }
 
-/// The format that the text is to have.
+/// The format that the text is to have. Other fields, such as `verbosity`, are ignored.
 #[derive(Debug, Deserialize, ToSchema)]
 pub(super) struct TextConfig {
     /// Plain text, any JSON object, or JSON with a schema. Default: plain text.
     #[schema(value_type = Option<TextFormat>)]
     format: Option<Value>,
-    #[schema(value_type = Option<Verbosity>)]
-    verbosity: Option<String>,
 }
 
 /// Additions to a stream; only if `stream` is true.
@@ -98,9 +87,6 @@ openai_request! {
         /// Accepted for outputs that the server never makes, which are then never included.
         #[schema(value_type = Option<IncludeField>)]
         include: Option<Vec<String>>,
-        /// Not supported: the model has no reasoning apart from its text.
-        #[schema(value_type = Option<ReasoningField>)]
-        reasoning: Option<BTreeMap<String, Value>>,
     }
 }
 
@@ -115,10 +101,6 @@ impl ResponseRequest {
             return Err(invalid("include", format!("include must have of {known} alone, found {other:?}")));
         }
         metadata(self.metadata.clone().unwrap_or_default())?;
-        let asks = |(name, value): (&String, &Value)| !(value.is_null() || (name == "effort" && value == "none"));
-        if self.reasoning.iter().flatten().any(asks) {
-            return Err(invalid("reasoning", "reasoning must be absent, null or empty: it is not supported"));
-        }
         if let Some(options) = &self.stream_options {
             if !self.stream.unwrap_or(false) {
                 return Err(invalid("stream_options", "stream_options must be absent unless stream is true"));
@@ -134,9 +116,6 @@ impl ResponseRequest {
     fn text_format(&mut self) -> Result<(TextFormat, GrammarParameters), ApiError> {
         let mut asked = grammar::read(self.grammars())?;
         let Some(text) = self.text.take() else { return Ok((TextFormat::default(), asked)) };
-        if text.verbosity.is_some_and(|verbosity| verbosity != "medium") {
-            return Err(invalid("text", "text.verbosity must be absent, null or medium: it is not supported"));
-        }
         let Some(format) = text.format.filter(|format| !format.is_null()) else {
             return Ok((TextFormat::default(), asked));
         };

@@ -93,6 +93,19 @@ fn listops() -> Vec<Value> {
     MIXERS[..5].iter().enumerate().map(row).collect()
 }
 
+fn recipe() -> Vec<Value> {
+    let row = |variant: &str, changes: Value, losses: &[f64]| {
+        let seed = |(at, loss): (usize, &f64)| json!({"seed": at + 1, "loss": loss, "curve": [[40, 2.5]]});
+        json!({"variant": variant, "changes": changes, "cost": 1.25, "parameters": 5_900_000, "steps": 96, "tokens": 393_216,
+               "seeds": losses.iter().enumerate().map(seed).collect::<Vec<_>>()})
+    };
+    vec![
+        row("as-shipped", json!({}), &[2.0, 2.02]),
+        row("gated", json!({"mixer": "output-gate"}), &[1.99]),
+        row("long", json!({"train": {"half_life_min": 16.0, "half_life_max": 4096.0}}), &[2.03, 2.03]),
+    ]
+}
+
 fn translation() -> Vec<Value> {
     let row = |at: u32, mixer: &str, seeds: &[u32]| {
         let seed = |seed: u32| {
@@ -130,6 +143,7 @@ fn every_experiment_has_a_picture_and_a_table() {
     let folder = folder.path();
     let unit = json!({"corpus": "Tiny Shakespeare", "unit": "nats per character", "layers": 4});
     write(folder, "language-shakespeare.json", "language", &unit, &language());
+    write(folder, "recipe.json", "recipe", &json!({}), &recipe());
     write(folder, "approximation.json", "approximation", &json!({"seeds": 5}), &approximation());
     write(folder, "denominators.json", "denominators", &json!({}), &denominators());
     write(folder, "listops.json", "listops", &json!({}), &listops());
@@ -142,6 +156,7 @@ fn every_experiment_has_a_picture_and_a_table() {
     let names: Vec<_> = written.iter().map(|path| path.file_name().unwrap().to_str().unwrap()).collect();
     let all = [
         "language-shakespeare.svg",
+        "recipe.svg",
         "approximation.svg",
         "denominators.svg",
         "listops.svg",
@@ -152,7 +167,7 @@ fn every_experiment_has_a_picture_and_a_table() {
         "REPORT.md",
     ];
     assert_eq!(names, all);
-    for picture in &written[..8] {
+    for picture in &written[..9] {
         let svg = fs::read_to_string(picture).unwrap();
         assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"));
         assert!(!svg.contains("NaN") && !svg.contains("inf"), "{}: {svg}", picture.display());
@@ -161,7 +176,7 @@ fn every_experiment_has_a_picture_and_a_table() {
             assert_eq!(open, svg.matches(&format!("</{tag}>")).count(), "{}: {tag}", picture.display());
         }
     }
-    let text = fs::read_to_string(&written[8]).unwrap();
+    let text = fs::read_to_string(&written[9]).unwrap();
     for part in [
         "![Language models on Tiny Shakespeare](language-shakespeare.svg)",
         "| rfa-gate-stateful | 1.770 (1.760 to 1.780) | -0.150 | **1.720 (1.710 to 1.730)** | **-0.180** | 800,005 | 66,000 | 2.0 |",
@@ -170,6 +185,9 @@ fn every_experiment_has_a_picture_and_a_table() {
         "The mean of 3 seeds (least to most)",
         "`measure language`, on 2 cores of a <machine>, 2026-02-03.",
         "- corpus: Tiny Shakespeare",
+        "| gated | mixer output-gate | 1.9900 | -0.0100 | 1.25 | 96 | 5,900,000 |",
+        "| as-shipped |  | 2.0100 (2.0000 to 2.0200) | - |",
+        "| long | half_life_min 16.0, half_life_max 4096.0 | 2.0300 (2.0300 to 2.0300) | +0.0200 (+0.0100 to +0.0300) |",
         "| ra | 0.0600 | 0.0300 | 0.0150 | 0.00750 | 0.00375 | 30 % |",
         "| 1.5 | 3.12 % | 1.56 % | 0.78 % |",
         "| elu | 36.5 (36.3 to 36.6) | 1.600 (1.600 to 1.600) | 40.0 (40.0 to 40.0) | 2,000 | 200,000 |",
