@@ -3,6 +3,7 @@
 
 pub(super) mod active;
 pub(super) mod alignment;
+pub(super) mod answer;
 mod choosing;
 pub(super) mod encoder;
 mod ending;
@@ -10,7 +11,7 @@ mod hold;
 pub(super) mod idempotency;
 mod next;
 mod parking;
-pub(super) mod reasoning;
+mod reasoning;
 pub(super) mod recording;
 mod register;
 pub(super) mod resume;

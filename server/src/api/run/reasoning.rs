@@ -1,5 +1,6 @@
 //! Separates a model's reasoning, which it writes in `<think>…</think>` before its answer, from the answer.
 
+use super::tool_calls::Piece;
 use crate::api::request::ValidRequest;
 
 /// What begins the reasoning, at the beginning of a text.
@@ -32,14 +33,23 @@ enum At {
 
 /// More of a text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(in crate::api) struct Separated {
-    pub(in crate::api) reasoning: String,
-    pub(in crate::api) answer: String,
+pub(super) struct Separated {
+    reasoning: String,
+    answer: String,
+}
+
+impl Separated {
+    /// The parts that are not empty.
+    pub(super) fn pieces(self) -> impl Iterator<Item = Piece> {
+        let Self { reasoning, answer } = self;
+        let parts = [(reasoning, Piece::Reasoning as fn(String) -> Piece), (answer, Piece::Text)];
+        parts.into_iter().filter(|(text, _)| !text.is_empty()).map(|(text, piece)| piece(text))
+    }
 }
 
 /// Splits one text. White space around the reasoning belongs to neither part.
 #[derive(Debug)]
-pub(in crate::api) struct ReasoningSplitter {
+pub(super) struct ReasoningSplitter {
     at: At,
     /// Text that has not been classified yet.
     held: String,
@@ -48,7 +58,7 @@ pub(in crate::api) struct ReasoningSplitter {
 impl ReasoningSplitter {
     /// A splitter for the answers to a conversation; none if they have no reasoning, because the model does not reason or
     /// its grammar allows only JSON.
-    pub(in crate::api) fn of(request: &ValidRequest) -> Option<Self> {
+    pub(super) fn of(request: &ValidRequest) -> Option<Self> {
         if request.only_json {
             return None;
         }
@@ -71,8 +81,18 @@ impl ReasoningSplitter {
         Self { at, held: String::new() }
     }
 
+    /// Whether the answer has not begun.
+    pub(super) fn is_before_answer(&self) -> bool {
+        !matches!(self.at, At::Answer)
+    }
+
+    /// Whether reasoning has begun and not ended.
+    pub(super) fn is_open(&self) -> bool {
+        matches!(self.at, At::Begun { opens: true } | At::Opened | At::Reasoning)
+    }
+
     /// Adds text.
-    pub(in crate::api) fn push(&mut self, text: &str) -> Separated {
+    pub(super) fn push(&mut self, text: &str) -> Separated {
         let mut out = Separated::default();
         self.held.push_str(text);
         while self.step(&mut out) {}
@@ -80,7 +100,7 @@ impl ReasoningSplitter {
     }
 
     /// Ends the text. Reasoning may be cut off.
-    pub(in crate::api) fn finish(&mut self) -> Separated {
+    pub(super) fn finish(&mut self) -> Separated {
         let held = std::mem::take(&mut self.held);
         match self.at {
             At::Start => Separated { answer: held, ..Separated::default() },

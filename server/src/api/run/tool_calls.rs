@@ -21,6 +21,7 @@ pub(in crate::api) struct ToolCall {
 /// A piece of an answer. Calls are numbered from 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::api) enum Piece {
+    Reasoning(String),
     Text(String),
     CallStart { index: usize, id: String, name: String },
     Arguments { index: usize, text: String },
@@ -198,7 +199,7 @@ mod tests {
         let (mut text, mut joined) = (String::new(), Vec::<(String, String)>::new());
         for piece in out {
             match piece {
-                Piece::Text(more) => text += &more,
+                Piece::Reasoning(more) | Piece::Text(more) => text += &more,
                 Piece::CallStart { index, name, .. } => {
                     assert_eq!(index, joined.len());
                     joined.push((name, String::new()));

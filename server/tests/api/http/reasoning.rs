@@ -11,10 +11,27 @@ use crate::common::{events, send, text, with};
 /// A template of a model that reasons.
 const TEMPLATE: &str = "{% for m in messages %}[{{ m.content.split('</think>')[-1] }}]{% endfor %}{{ opening }}";
 
-async fn post(state: &AppState, more: Value) -> String {
-    let body = with(json!({"messages": [{"role": "user", "content": "u"}]}), more);
-    let request = Request::post("/v1/chat/completions").header(header::CONTENT_TYPE, "application/json");
+async fn post_to(state: &AppState, path: &str, body: &Value) -> String {
+    let request = Request::post(path).header(header::CONTENT_TYPE, "application/json");
     text(send(state, request.body(Body::from(body.to_string())).unwrap()).await).await
+}
+
+async fn post(state: &AppState, more: Value) -> String {
+    post_to(state, "/v1/chat/completions", &with(json!({"messages": [{"role": "user", "content": "u"}]}), more)).await
+}
+
+/// The whole answer of a route, and the events of the same as a stream.
+async fn both(state: &AppState, path: &str, body: Value) -> (Value, Vec<Value>) {
+    let whole = serde_json::from_str(&post_to(state, path, &body).await).unwrap();
+    let stream = post_to(state, path, &with(body, json!({"stream": true}))).await;
+    let data = stream.lines().filter_map(|line| line.strip_prefix("data: "));
+    (whole, data.map(|data| serde_json::from_str(data).unwrap()).collect())
+}
+
+/// What the events of a type have under a key, joined.
+fn streamed(events: &[Value], of: &str, key: &str) -> String {
+    let texts = events.iter().filter(|event| event["type"] == of).map(|event| event.pointer(key).and_then(Value::as_str));
+    texts.flatten().collect()
 }
 
 /// The reasoning and the content of an answer: whole, and the same from a stream.
@@ -58,4 +75,67 @@ async fn a_model_whose_template_knows_no_reasoning_has_one_text() {
     let folder = tempfile::tempdir().unwrap();
     let state = parrot("<think>No.</think>Yes.", "{{ messages[0].content }}", folder.path());
     assert_eq!(parts(&state, json!({})).await, [Value::Null, json!("<think>No.</think>Yes.")]);
+}
+
+#[tokio::test]
+async fn responses_have_reasoning_as_an_item_before_the_message() {
+    let folder = tempfile::tempdir().unwrap();
+    let state = parrot("<think>\nIs it? \n</think>\n\nYes.", TEMPLATE, folder.path());
+    let tool = json!({"type": "function", "name": "f", "parameters": {"type": "object"}});
+    for more in [json!({}), json!({"tools": [tool]})] {
+        let (whole, events) = both(&state, "/v1/responses", with(json!({"input": "u", "store": false}), more)).await;
+        let output = whole["output"].as_array().unwrap_or_else(|| panic!("{whole}"));
+        let kinds: Vec<&Value> = output.iter().map(|item| &item["type"]).collect();
+        assert_eq!(kinds, ["reasoning", "message"]);
+        assert_eq!(output[0]["content"], json!([{"type": "reasoning_text", "text": "Is it?"}]));
+        assert_eq!((&output[0]["summary"], &output[0]["status"]), (&json!([]), &json!("completed")));
+        assert_eq!(output[1]["content"][0]["text"], "Yes.");
+        let (reasoning, all) =
+            (&whole["usage"]["output_tokens_details"]["reasoning_tokens"], &whole["usage"]["output_tokens"]);
+        assert!(0 < reasoning.as_u64().unwrap() && reasoning.as_u64() < all.as_u64(), "{reasoning} of {all}");
+        let name = |kind: &str| format!("response.reasoning_text.{kind}");
+        assert_eq!(streamed(&events, &name("delta"), "/delta"), "Is it?");
+        assert_eq!(streamed(&events, &name("done"), "/text"), "Is it?");
+        assert_eq!(streamed(&events, "response.output_text.delta", "/delta"), "Yes.");
+        let done = &events.last().unwrap()["response"];
+        assert_eq!(
+            (&done["output"][0]["content"], &done["output"][1]["content"]),
+            (&output[0]["content"], &output[1]["content"])
+        );
+        assert_eq!(&done["usage"]["output_tokens_details"]["reasoning_tokens"], reasoning);
+        // The items may be sent back as they are.
+        let user = json!({"role": "user", "content": "u"});
+        let again = json!({"input": [user, output[0], output[1], user], "store": false});
+        let (again, _) = both(&state, "/v1/responses", again).await;
+        assert_eq!(again["status"], "completed", "{again}");
+    }
+    let (cut, _) = both(&state, "/v1/responses", json!({"input": "u", "store": false, "max_output_tokens": 12})).await;
+    assert_eq!(cut["output"].as_array().map(Vec::len), Some(1), "{cut}");
+    assert_eq!((&cut["output"][0]["type"], &cut["output"][0]["status"]), (&json!("reasoning"), &json!("incomplete")));
+}
+
+#[tokio::test]
+async fn messages_have_reasoning_as_a_block_of_thinking() {
+    let folder = tempfile::tempdir().unwrap();
+    let template = format!("{TEMPLATE}{{% if enable_thinking %}}!{{% endif %}}");
+    let state = parrot("<think>\nIs it? \n</think>\n\nYes.", &template, folder.path());
+    let body =
+        |more| with(json!({"model": "fake", "max_tokens": 99, "messages": [{"role": "user", "content": "u"}]}), more);
+    let (whole, events) = both(&state, "/v1/messages", body(json!({}))).await;
+    let blocks = json!([{"type": "thinking", "thinking": "Is it?", "signature": ""}, {"type": "text", "text": "Yes."}]);
+    assert_eq!(whole["content"], blocks, "{whole}");
+    assert_eq!(streamed(&events, "content_block_delta", "/delta/thinking"), "Is it?");
+    let starts: Vec<&Value> = events.iter().filter(|event| event["type"] == "content_block_start").collect();
+    assert_eq!(starts.iter().map(|event| &event["content_block"]["type"]).collect::<Vec<_>>(), ["thinking", "text"]);
+
+    let read = |answer: &Value| {
+        answer["usage"]["input_tokens"].as_u64().unwrap() + answer["usage"]["cache_read_input_tokens"].as_u64().unwrap()
+    };
+    for (kind, more) in [("enabled", 1), ("adaptive", 1), ("disabled", 0)] {
+        let (asked, _) =
+            both(&state, "/v1/messages", body(json!({"thinking": {"type": kind, "budget_tokens": 1024}}))).await;
+        assert_eq!(read(&asked), read(&whole) + more, "{kind}: {asked}");
+    }
+    let (refused, _) = both(&state, "/v1/messages", body(json!({"thinking": {"type": "on"}}))).await;
+    assert_eq!(refused["error"]["param"], "thinking", "{refused}");
 }

@@ -268,7 +268,11 @@ async fn invalid_tools_and_items_are_refused_by_name() {
         ("tool_choice", json!({"tool_choice": "always"}), "must be none, auto, required or a function"),
         ("tool_choice", json!({"tool_choice": {"type": "web_search"}}), "tool_choice.type must be function"),
         ("tool_choice", json!({"tools": [], "tool_choice": "required"}), "without tools"),
-        ("input", item(json!({"type": "reasoning", "summary": []})), "input[0].type must be message, function_call or"),
+        (
+            "input",
+            item(json!({"type": "compaction"})),
+            "input[0].type must be message, function_call, function_call_output or",
+        ),
         ("input", item(json!({"type": "function_call", "name": "f"})), "input[0].call_id must be a string"),
         ("input", item(json!({"type": "function_call", "call_id": "c"})), "input[0].name must be a string"),
         ("input", item(json!({"type": "function_call_output", "output": "x"})), "input[0].call_id must be a string"),

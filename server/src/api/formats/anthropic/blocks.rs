@@ -1,16 +1,22 @@
-//! The blocks of a message that is being generated: its text, and its calls of tools.
+//! The blocks of a message that is being generated: its thinking, its text, and its calls of tools.
 
 use serde::Serialize;
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
-use crate::api::run::tool_calls::{Piece, ToolCallParser};
+use crate::api::run::answer::AnswerSplitter;
+use crate::api::run::tool_calls::Piece;
 
 /// A block, whole or at its beginning.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 #[schema(as = AnthropicBlock)]
 pub(in crate::api) enum Block {
+    Thinking {
+        thinking: String,
+        /// Always empty: nothing is signed.
+        signature: String,
+    },
     Text {
         text: String,
     },
@@ -27,6 +33,7 @@ pub(in crate::api) enum Block {
 #[serde(tag = "type", rename_all = "snake_case")]
 #[schema(as = AnthropicDelta)]
 pub(in crate::api) enum BlockDelta {
+    ThinkingDelta { thinking: String },
     TextDelta { text: String },
     InputJsonDelta { partial_json: String },
 }
@@ -42,8 +49,7 @@ pub(super) enum Change {
 /// The blocks of one message.
 #[derive(Debug)]
 pub(super) struct Blocks {
-    /// Separates calls from text, if there may be calls.
-    parser: Option<ToolCallParser>,
+    splitter: AnswerSplitter,
     all: Vec<Block>,
     /// The text of the input of the last block, if that is a call.
     input: String,
@@ -51,41 +57,33 @@ pub(super) struct Blocks {
 }
 
 impl Blocks {
-    pub(super) fn new(parser: Option<ToolCallParser>) -> Self {
-        Self { parser, all: Vec::new(), input: String::new(), open: false }
+    pub(super) fn new(splitter: AnswerSplitter) -> Self {
+        Self { splitter, all: Vec::new(), input: String::new(), open: false }
     }
 
-    /// The beginning of the message. If there can be no calls, its text block starts at once.
+    /// The beginning of the message. If there can be nothing but text, its block starts at once.
     pub(super) fn open(&mut self, out: &mut Vec<Change>) {
-        if self.parser.is_none() {
+        if self.splitter.is_text() {
             self.start(Block::Text { text: String::new() }, out);
         }
     }
 
     /// Adds text of the message.
     pub(super) fn push(&mut self, text: &str, out: &mut Vec<Change>) {
-        let mut pieces = Vec::new();
-        match &mut self.parser {
-            Some(parser) => parser.push(text, &mut pieces),
-            None if text.is_empty() => {}
-            None => pieces.push(Piece::Text(text.to_owned())),
-        }
+        let pieces = self.splitter.push(text);
         self.take(pieces, out);
     }
 
     /// The end of the message.
     pub(super) fn finish(&mut self, out: &mut Vec<Change>) {
-        let mut pieces = Vec::new();
-        if let Some(parser) = &mut self.parser {
-            parser.finish(&mut pieces);
-        }
+        let pieces = self.splitter.finish();
         self.take(pieces, out);
         self.stop(out);
     }
 
     /// Whether the message is one or more complete calls.
     pub(super) fn has_called(&self) -> bool {
-        self.parser.as_ref().is_some_and(ToolCallParser::has_called)
+        self.splitter.has_called()
     }
 
     /// All blocks, after [`Self::finish`].
@@ -96,6 +94,15 @@ impl Blocks {
     fn take(&mut self, pieces: Vec<Piece>, out: &mut Vec<Change>) {
         for piece in pieces {
             match piece {
+                Piece::Reasoning(thinking) => {
+                    if !matches!(self.all.last(), Some(Block::Thinking { .. })) {
+                        self.start(Block::Thinking { thinking: String::new(), signature: String::new() }, out);
+                    }
+                    if let Some(Block::Thinking { thinking: whole, .. }) = self.all.last_mut() {
+                        whole.push_str(&thinking);
+                    }
+                    out.push(Change::Delta(self.all.len() - 1, BlockDelta::ThinkingDelta { thinking }));
+                }
                 Piece::Text(text) => {
                     if !matches!(self.all.last(), Some(Block::Text { .. })) {
                         self.start(Block::Text { text: String::new() }, out);

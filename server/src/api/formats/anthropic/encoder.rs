@@ -8,8 +8,8 @@ use crate::api::error::ApiError;
 use crate::api::openapi::literals::literals;
 use crate::api::request::ValidRequest;
 use crate::api::run::TokenUsage;
+use crate::api::run::answer::AnswerSplitter;
 use crate::api::run::encoder::{Committed, EventEncoder, StreamEvent, to_json};
-use crate::api::run::tool_calls::ToolCallParser;
 use crate::engine::{Delta, Finish, FinishReason, StopCause};
 
 /// Tokens that a request took. Those of the prompt that were not computed are counted separately.
@@ -107,11 +107,10 @@ pub(super) struct MessageEncoder {
 impl MessageEncoder {
     pub(super) fn new(request: &ValidRequest) -> Self {
         let prompt = request.prompts.iter().map(Vec::len).sum();
-        let parser = ToolCallParser::of(request, 0);
         Self {
             id: format!("msg_{}", request.identity.id),
             model: request.served.name.clone(),
-            blocks: Blocks::new(parser),
+            blocks: Blocks::new(AnswerSplitter::of(request, 0)),
             stop: Stop::default(),
             usage: TokenUsage { prompt, cached: request.cached.iter().sum(), completion: 0 }.into(),
         }

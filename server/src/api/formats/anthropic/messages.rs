@@ -58,7 +58,7 @@ enum InputContent {
 }
 
 /// A block of a message: a text, a call of a tool in an assistant's message, or the result of one in a user's. The thinking
-/// of an assistant is accepted, and left out: this model has none.
+/// of an assistant is accepted, and left out: models do not read the reasoning of earlier answers.
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(as = AnthropicInputBlock)]
 struct Block {

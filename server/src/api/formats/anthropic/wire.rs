@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Map, Value};
 use utoipa::openapi::{RefOr, Schema};
 use utoipa::{PartialSchema, ToSchema};
 
@@ -64,6 +64,8 @@ pub(in crate::api) struct MessagesRequest {
     tools: Option<Vec<Tool>>,
     /// Whether and which function to call. Default: `auto` if there are tools.
     tool_choice: Option<ToolChoice>,
+    /// Whether a model that can reason does so before it answers. Default: what the chat template does.
+    thinking: Option<Thinking>,
     /// The JSON schema that the answer must follow, as `format`. With tools, an answer is a call or follows the schema.
     #[schema(value_type = Option<OutputConfigField>)]
     output_config: Option<Value>,
@@ -76,12 +78,43 @@ pub(in crate::api) struct MessagesRequest {
     rest: BTreeMap<String, Value>,
 }
 
+/// Whether the model reasons, for chat templates that ask `enable_thinking`. Other fields, such as `budget_tokens`, are
+/// ignored.
+#[derive(Debug, Deserialize, ToSchema)]
+#[schema(as = AnthropicThinking)]
+struct Thinking {
+    #[serde(rename = "type")]
+    #[schema(pattern = "^(enabled|adaptive|disabled)$")]
+    kind: String,
+}
+
+impl Thinking {
+    /// The variables of the template.
+    fn variables(&self, served: &Served) -> Result<Map<String, Value>, ApiError> {
+        let can = served.template.as_deref().is_some_and(|template| template.has_reasoning());
+        let wants = match self.kind.as_str() {
+            "enabled" | "adaptive" if can => true,
+            "enabled" | "adaptive" => {
+                return Err(invalid("thinking", "thinking.type must be disabled: this model does not reason"));
+            }
+            "disabled" if can => false,
+            "disabled" => return Ok(Map::new()),
+            kind => {
+                let kind: String = kind.chars().take(100).collect();
+                let message = format!("thinking.type must be enabled, adaptive or disabled, found {kind:?}");
+                return Err(invalid("thinking", message));
+            }
+        };
+        Ok(Map::from_iter([("enable_thinking".to_owned(), wants.into())]))
+    }
+}
+
 /// The fields of [`MessagesRequest`] that make up the prompt.
 pub(in crate::api) struct CountRequest;
 
 impl PartialSchema for CountRequest {
     fn schema() -> RefOr<Schema> {
-        schemas::only::<MessagesRequest>(&["model", "messages", "system", "tools", "tool_choice"])
+        schemas::only::<MessagesRequest>(&["model", "messages", "system", "tools", "tool_choice", "thinking"])
     }
 }
 
@@ -96,14 +129,14 @@ impl MessagesRequest {
     pub(super) fn count_tokens(mut self, served: &Served) -> Result<(usize, Ignored), ApiError> {
         let ignored = self.check()?;
         served.check_name(self.model.as_deref().unwrap_or_default(), Some("model"))?;
-        let (prompt, tools) = self.prompt()?;
+        let (prompt, tools) = self.prompt(served)?;
         let prompts = prompt.encode(NAMES.prompt, tools.as_ref(), served, None)?;
         Ok((prompts.iter().map(Vec::len).sum(), ignored))
     }
 
     /// The messages, and the tools that the answer may call. The answer continues the last message if that is the
     /// assistant's.
-    fn prompt(&mut self) -> Result<(Prompt, Option<Tools>), ApiError> {
+    fn prompt(&mut self, served: &Served) -> Result<(Prompt, Option<Tools>), ApiError> {
         let tools = tools(self.tools.take().unwrap_or_default(), self.tool_choice.take())?;
         let mut messages = messages(self.system.take(), self.messages.take().unwrap_or_default())?;
         let continued = messages.pop_if(|last| last.role == "assistant" && last.more.is_empty());
@@ -118,7 +151,8 @@ impl MessagesRequest {
             return Err(invalid("messages", message));
         }
         let ending = prefill.map_or(Ending::Answer, Ending::Prefill);
-        Ok((Prompt::Messages(Conversation { ending, ..messages.into() }), tools))
+        let variables = self.thinking.take().map_or_else(|| Ok(Map::new()), |thinking| thinking.variables(served))?;
+        Ok((Prompt::Messages(Conversation { ending, variables, ..messages.into() }), tools))
     }
 
     fn check(&self) -> Result<Ignored, ApiError> {
@@ -132,7 +166,7 @@ impl MessagesRequest {
 impl Format for MessagesRequest {
     type Options = ();
 
-    fn convert(mut self, _: &Served) -> Result<Converted<()>, ApiError> {
+    fn convert(mut self, served: &Served) -> Result<Converted<()>, ApiError> {
         let ignored = self.check()?;
         let Some(max_tokens) = self.max_tokens else {
             return Err(invalid("max_tokens", "max_tokens must be given"));
@@ -140,7 +174,7 @@ impl Format for MessagesRequest {
         if let Some(temperature) = self.temperature.filter(|temperature| !(0.0..=1.0).contains(temperature)) {
             return Err(invalid("temperature", format!("temperature must be from 0 to 1, found {temperature}")));
         }
-        let (prompt, tools) = self.prompt()?;
+        let (prompt, tools) = self.prompt(served)?;
         let grammar = output::grammar(self.output_config, self.output_format)?;
         let request = TextRequest {
             model: self.model,

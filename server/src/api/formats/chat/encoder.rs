@@ -14,9 +14,9 @@ use crate::api::openapi::literals::literals;
 use crate::api::request::ValidRequest;
 use crate::api::run::TokenUsage;
 use crate::api::run::alignment::{AlignedToken, TokenAligner, carried};
+use crate::api::run::answer::AnswerSplitter;
 use crate::api::run::encoder::{Committed, EventEncoder, StreamEvent, to_json};
-use crate::api::run::reasoning::{ReasoningSplitter, Separated};
-use crate::api::run::tool_calls::{Piece, ToolCallParser};
+use crate::api::run::tool_calls::Piece;
 use crate::engine::{Delta, Finish, FinishReason, StopCause};
 
 literals!(ChatCompletion = "chat.completion", ChatCompletionChunk = "chat.completion.chunk");
@@ -93,10 +93,7 @@ struct ChunkChoice {
 struct PartialMessage {
     text: String,
     reasoning: String,
-    /// Separates reasoning from text, if the model may write any.
-    splitter: Option<ReasoningSplitter>,
-    /// Separates calls of tools from text, if there may be calls.
-    parser: Option<ToolCallParser>,
+    splitter: AnswerSplitter,
     token_ids: Vec<u32>,
     logprobs: Option<ChatLogprobs>,
     aligner: Option<TokenAligner>,
@@ -134,8 +131,7 @@ impl ChatEncoder {
         let message = |index| PartialMessage {
             text: String::new(),
             reasoning: String::new(),
-            splitter: ReasoningSplitter::of(request),
-            parser: ToolCallParser::of(request, index),
+            splitter: AnswerSplitter::of(request, index),
             token_ids: Vec::new(),
             logprobs: request.logprobs.map(|_| ChatLogprobs::new(&names)),
             aligner: request.logprobs.map(|_| TokenAligner::new(Arc::clone(tokenizer), &carried)),
@@ -188,62 +184,34 @@ impl ChatEncoder {
 
 impl PartialMessage {
     /// Splits more of the answer into pieces, and collects them if asked to.
-    fn push(&mut self, text: String, collect: bool) -> Vec<MessagePiece> {
-        let mut pieces = Vec::new();
-        match &mut self.parser {
-            Some(parser) => parser.push(&text, &mut pieces),
-            None if text.is_empty() => {}
-            None => pieces.push(Piece::Text(text)),
-        }
-        self.separate(pieces, collect)
+    fn push(&mut self, text: &str, collect: bool) -> Vec<Piece> {
+        let pieces = self.splitter.push(text);
+        self.collect(&pieces, collect);
+        pieces
     }
 
     /// The pieces that were held back until the end.
-    fn finish(&mut self, collect: bool) -> Vec<MessagePiece> {
-        let mut pieces = Vec::new();
-        if let Some(parser) = &mut self.parser {
-            parser.finish(&mut pieces);
-        }
-        let mut out = self.separate(pieces, collect);
-        let last = self.splitter.as_mut().map(ReasoningSplitter::finish);
-        self.add(last.unwrap_or_default(), collect, &mut out);
-        out
+    fn finish(&mut self, collect: bool) -> Vec<Piece> {
+        let pieces = self.splitter.finish();
+        self.collect(&pieces, collect);
+        pieces
     }
 
-    /// Separates reasoning from text.
-    fn separate(&mut self, pieces: Vec<Piece>, collect: bool) -> Vec<MessagePiece> {
-        let mut out = Vec::new();
-        for piece in pieces {
-            match (piece, &mut self.splitter) {
-                (Piece::Text(text), Some(splitter)) => {
-                    let separated = splitter.push(&text);
-                    self.add(separated, collect, &mut out);
-                }
-                (Piece::Text(answer), None) => {
-                    self.add(Separated { answer, ..Separated::default() }, collect, &mut out);
-                }
-                (call, _) => out.push(call.into()),
+    fn collect(&mut self, pieces: &[Piece], collect: bool) {
+        for piece in pieces.iter().filter(|_| collect) {
+            match piece {
+                Piece::Reasoning(text) => self.reasoning.push_str(text),
+                Piece::Text(text) => self.text.push_str(text),
+                Piece::CallStart { .. } | Piece::Arguments { .. } => {}
             }
         }
-        out
-    }
-
-    fn add(&mut self, more: Separated, collect: bool, out: &mut Vec<MessagePiece>) {
-        if more == Separated::default() {
-            return;
-        }
-        if collect {
-            self.text.push_str(&more.answer);
-            self.reasoning.push_str(&more.reasoning);
-        }
-        out.push(more.into());
     }
 }
 
 impl EventEncoder for ChatEncoder {
     fn start(&mut self, out: &mut Vec<StreamEvent>) {
         for index in 0..self.texts.len() {
-            let called = self.texts[index].parser.as_ref().is_some_and(|parser| !parser.is_plain());
+            let called = self.texts[index].splitter.calls_only();
             let content = Some((!called).then(String::new).into());
             let delta = MessagePiece { role: Some(Assistant), content, ..MessagePiece::default() };
             out.push(self.chunk(&ChunkChoice { index, delta, ..ChunkChoice::default() }, &Committed::default()));
@@ -259,12 +227,12 @@ impl EventEncoder for ChatEncoder {
         }
         let aligned = message.aligner.as_mut().map(|aligner| aligner.push(&text, logprobs));
         let logprobs = aligned.and_then(|tokens| self.logprobs(tokens));
-        let mut pieces = self.texts[index].push(text, self.collect).into_iter();
+        let mut pieces = self.texts[index].push(&text, self.collect).into_iter().map(MessagePiece::from);
         // Without ids there is nothing to send until there is text.
         let first = pieces.next();
         if first.is_some() || logprobs.is_some() || self.options.token_ids {
             let token_ids = self.options.token_ids.then_some(token_ids);
-            let delta = first.unwrap_or_else(|| Separated::default().into());
+            let delta = first.unwrap_or_else(|| Piece::Text(String::new()).into());
             let choice = ChunkChoice { index, delta, logprobs, token_ids, ..ChunkChoice::default() };
             self.send_piece(choice, &Committed::default(), out);
         }
@@ -273,10 +241,9 @@ impl EventEncoder for ChatEncoder {
 
     fn end_text(&mut self, index: usize, finish: &Finish, committed: &Committed, out: &mut Vec<StreamEvent>) {
         let last = self.texts[index].finish(self.collect);
-        self.send(index, last.into_iter(), out);
+        self.send(index, last.into_iter().map(MessagePiece::from), out);
         let message = &mut self.texts[index];
-        let called =
-            finish.reason == FinishReason::Stop && message.parser.as_ref().is_some_and(ToolCallParser::has_called);
+        let called = finish.reason == FinishReason::Stop && message.splitter.has_called();
         message.reason = Some(if called { Ending::ToolCalls } else { finish.reason.into() });
         message.stop = Some(StopReason::of(finish.stop.as_ref()));
         message.timings = self.timed.then(|| finish.timings.into());
@@ -307,17 +274,15 @@ impl EventEncoder for ChatEncoder {
     }
 
     fn tool_calls(&self, index: usize) -> Option<String> {
-        let parser = self.texts.get(index)?.parser.as_ref().filter(|parser| parser.has_called())?;
-        let calls: Vec<ToolCall> = parser.calls().iter().map(ToolCall::whole).collect();
+        let splitter = Some(&self.texts.get(index)?.splitter).filter(|splitter| splitter.has_called())?;
+        let calls: Vec<ToolCall> = splitter.calls().iter().map(ToolCall::whole).collect();
         Some(to_json(&calls))
     }
 
     fn body(&self) -> String {
         let choice = |(index, message): (usize, &PartialMessage)| {
-            let called = message.parser.as_ref().is_some_and(|parser| !parser.is_plain());
-            let content = (!called).then(|| message.text.clone());
-            let calls = message.parser.iter().flat_map(ToolCallParser::calls);
-            let tool_calls = calls.map(ToolCall::whole).collect();
+            let content = (!message.splitter.calls_only()).then(|| message.text.clone());
+            let tool_calls = message.splitter.calls().iter().map(ToolCall::whole).collect();
             let reasoning_content = Some(message.reasoning.clone()).filter(|reasoning| !reasoning.is_empty());
             Choice {
                 index,

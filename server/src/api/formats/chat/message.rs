@@ -7,7 +7,6 @@ use utoipa::ToSchema;
 use crate::api::formats::openai::wire::FunctionKind;
 use crate::api::openapi::literals::literals;
 use crate::api::openapi::schemas::nothing;
-use crate::api::run::reasoning::Separated;
 use crate::api::run::tool_calls::{self, Piece};
 
 literals!(Assistant = "assistant");
@@ -96,17 +95,11 @@ impl MessagePiece {
     }
 }
 
-impl From<Separated> for MessagePiece {
-    fn from(Separated { reasoning, answer }: Separated) -> Self {
-        let content = (reasoning.is_empty() || !answer.is_empty()).then(|| answer.into());
-        Self { content, reasoning_content: Some(reasoning).filter(|text| !text.is_empty()), ..Self::default() }
-    }
-}
-
 impl From<Piece> for MessagePiece {
     fn from(piece: Piece) -> Self {
         match piece {
-            Piece::Text(answer) => Separated { answer, ..Separated::default() }.into(),
+            Piece::Reasoning(text) => Self { reasoning_content: Some(text), ..Self::default() },
+            Piece::Text(text) => Self { content: Some(text.into()), ..Self::default() },
             Piece::CallStart { index, id, name } => Self::call(ToolCall::new(Some(index), id, name, String::new())),
             Piece::Arguments { index, text } => {
                 let function = Function { name: None, arguments: text };

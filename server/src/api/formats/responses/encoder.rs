@@ -7,8 +7,8 @@ use super::output::Output;
 use crate::api::error::ApiError;
 use crate::api::formats::openai::answer::now;
 use crate::api::run::TokenUsage;
+use crate::api::run::answer::AnswerSplitter;
 use crate::api::run::encoder::{Committed, EventEncoder, StreamEvent, to_json};
-use crate::api::run::tool_calls::ToolCallParser;
 use crate::engine::{Delta, Finish, FinishReason};
 use crate::session::Snapshot;
 
@@ -31,6 +31,8 @@ pub(super) struct ResponseEncoder {
     object: Object,
     output: Output,
     context: Context,
+    /// Tokens of the reasoning.
+    reasoning_tokens: u64,
     /// The number of the next event.
     next: u64,
     /// The number of the first event that is sent only after the response is stored.
@@ -38,10 +40,10 @@ pub(super) struct ResponseEncoder {
 }
 
 impl ResponseEncoder {
-    /// An encoder of a response that may be calls of tools, which `parser` then finds.
-    pub(super) fn new(object: Object, context: Context, parser: Option<ToolCallParser>) -> Self {
-        let output = Output::new(parser);
-        Self { object, output, context, next: 0, after_commit: None }
+    /// An encoder of a response whose answer `splitter` splits.
+    pub(super) fn new(object: Object, context: Context, splitter: AnswerSplitter) -> Self {
+        let output = Output::new(splitter);
+        Self { object, output, context, reasoning_tokens: 0, next: 0, after_commit: None }
     }
 
     fn send_response(&mut self, name: &'static str, out: &mut Vec<StreamEvent>) {
@@ -76,7 +78,14 @@ impl EventEncoder for ResponseEncoder {
     }
 
     fn delta(&mut self, _: usize, delta: Delta, out: &mut Vec<StreamEvent>) {
-        self.add_text(&delta.text, out);
+        if !self.output.may_reason() || delta.token_ids.is_empty() {
+            return self.add_text(&delta.text, out);
+        }
+        for token in delta.tokens() {
+            let before = self.output.is_reasoning();
+            self.add_text(&token.text, out);
+            self.reasoning_tokens += u64::from(before || self.output.is_reasoning());
+        }
     }
 
     fn end_text(&mut self, _: usize, finish: &Finish, _: &Committed, out: &mut Vec<StreamEvent>) {
@@ -112,7 +121,7 @@ impl EventEncoder for ResponseEncoder {
             input_tokens,
             input_tokens_details: InputDetails { cached_tokens, cache_write_tokens },
             output_tokens,
-            output_tokens_details: OutputDetails::default(),
+            output_tokens_details: OutputDetails { reasoning_tokens: self.reasoning_tokens },
             total_tokens: input_tokens + output_tokens,
         });
         self.end_response(out);
@@ -155,7 +164,7 @@ pub(super) fn replay(body: &str) -> Vec<StreamEvent> {
         held_text: String::new(),
         ..done.clone()
     };
-    let mut encoder = ResponseEncoder::new(started, Context::default(), None);
+    let mut encoder = ResponseEncoder::new(started, Context::default(), AnswerSplitter::default());
     encoder.begin_response(&mut out);
     for (index, item) in done.output.iter().enumerate() {
         item.replay(index, &mut Events { next: &mut encoder.next, out: &mut out });

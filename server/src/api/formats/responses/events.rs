@@ -3,7 +3,7 @@
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::items::{OutputItem, TextPart};
+use super::items::{OutputItem, ReasoningPart, TextPart};
 use super::object::Object;
 use crate::api::run::encoder::{StreamEvent, to_json};
 
@@ -52,6 +52,24 @@ pub(super) enum Payload<'a> {
         text: &'a str,
         #[schema(value_type = Vec<Value>, max_items = 0)]
         logprobs: [(); 0],
+    },
+    ReasoningPart {
+        item_id: &'a str,
+        output_index: usize,
+        content_index: usize,
+        part: &'a ReasoningPart,
+    },
+    ReasoningDelta {
+        item_id: &'a str,
+        output_index: usize,
+        content_index: usize,
+        delta: &'a str,
+    },
+    Reasoning {
+        item_id: &'a str,
+        output_index: usize,
+        content_index: usize,
+        text: &'a str,
     },
     ArgumentsDelta {
         item_id: &'a str,

@@ -18,13 +18,14 @@ pub(super) enum Input {
 }
 
 /// One item of the input: a message with a role and content; a call of a function that an earlier response made, with its
-/// `call_id`, name and arguments; or the output of one, with the call's `call_id`.
+/// `call_id`, name and arguments; the output of one, with the call's `call_id`; or the reasoning of an earlier response,
+/// which is left out: models do not read it again.
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(as = InputItem)]
 pub(super) struct Item {
     /// Default: `message`.
     #[serde(rename = "type")]
-    #[schema(pattern = "^(message|function_call|function_call_output)$")]
+    #[schema(pattern = "^(message|function_call|function_call_output|reasoning)$")]
     kind: Option<String>,
     #[schema(pattern = "^(user|assistant|system|developer)$")]
     role: Option<String>,
@@ -88,10 +89,12 @@ impl Item {
                     ..ChatMessage::default()
                 });
             }
+            Some("reasoning") => {}
             Some(kind) => {
                 let kind: String = kind.chars().take(100).collect();
-                let message =
-                    format!("input[{at}].type must be message, function_call or function_call_output, found {kind:?}");
+                let message = format!(
+                    "input[{at}].type must be message, function_call, function_call_output or reasoning, found {kind:?}"
+                );
                 return Err(invalid("input", message));
             }
         }

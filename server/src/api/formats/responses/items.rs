@@ -1,4 +1,4 @@
-//! The items of a response's output: messages, and calls of tools.
+//! The items of a response's output: reasoning, messages, and calls of tools.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -14,13 +14,53 @@ pub(super) enum Status {
     Failed,
 }
 
-/// An item of the output: the model's message, or a call of a tool.
+/// An item of the output: the model's reasoning, its message, or a call of a tool.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(untagged)]
 #[schema(as = ResponseOutputItem)]
 pub(in crate::api) enum OutputItem {
     Message(Message),
     Call(FunctionCall),
+    Reasoning(ReasoningItem),
+}
+
+/// What the model has written in `<think>…</think>` before its answer.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[schema(as = ResponseReasoningItem)]
+pub(in crate::api) struct ReasoningItem {
+    pub(super) id: String,
+    #[serde(rename = "type")]
+    pub(super) kind: ReasoningKind,
+    pub(super) status: Status,
+    /// Always empty: `content` has all of it.
+    #[schema(value_type = Vec<Value>, max_items = 0)]
+    pub(super) summary: Vec<()>,
+    /// Empty in a stream until the text begins, then one part.
+    pub(super) content: Vec<ReasoningPart>,
+}
+
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, ToSchema)]
+#[schema(as = ResponseReasoningItemKind)]
+pub(super) enum ReasoningKind {
+    #[serde(rename = "reasoning")]
+    Reasoning,
+}
+
+/// The text of the reasoning.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[schema(as = ResponseReasoningText)]
+pub(in crate::api) struct ReasoningPart {
+    #[serde(rename = "type")]
+    pub(super) kind: ReasoningTextKind,
+    pub(super) text: String,
+}
+
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[schema(as = ResponseReasoningTextKind)]
+pub(super) enum ReasoningTextKind {
+    #[default]
+    #[serde(rename = "reasoning_text")]
+    ReasoningText,
 }
 
 /// The model's message.

@@ -40,8 +40,8 @@ use crate::api::openapi::literals::literals;
 use crate::api::openapi::{Id, StoreErrors};
 use crate::api::request::ValidRequest;
 use crate::api::request::continuation::{CommitPlan, Continuation, SessionParameters};
+use crate::api::run::answer::AnswerSplitter;
 use crate::api::run::encoder::{EventEncoder, StreamEvent};
-use crate::api::run::tool_calls::ToolCallParser;
 use crate::api::select::Model;
 use crate::api::state::{AppState, Served};
 use crate::session::{Owner, ResponseId, Snapshot, StoreError, VersionId};
@@ -80,7 +80,7 @@ impl Format for ResponseRequest {
 
     fn encoder(Options { object, .. }: Options, request: &ValidRequest, _: bool) -> Box<dyn EventEncoder> {
         let context = request.base.as_deref().map_or_else(Context::default, Context::of);
-        Box::new(ResponseEncoder::new(object, context, ToolCallParser::of(request, 0)))
+        Box::new(ResponseEncoder::new(object, context, AnswerSplitter::of(request, 0)))
     }
 
     fn replay(_: &Options, body: &str) -> Vec<StreamEvent> {

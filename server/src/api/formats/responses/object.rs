@@ -92,7 +92,7 @@ pub(super) enum IncompleteReason {
     MaxOutputTokens,
 }
 
-/// Always empty: the model has no reasoning apart from its text.
+/// Always empty: how much a model reasons is not set here.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[schema(as = ResponseReasoning)]
 pub(super) struct Reasoning {
@@ -175,5 +175,6 @@ pub(super) struct InputDetails {
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[schema(as = ResponseOutputDetails)]
 pub(super) struct OutputDetails {
-    reasoning_tokens: u64,
+    /// Tokens from the beginning of the reasoning to its end, those of its tags included.
+    pub(super) reasoning_tokens: u64,
 }

@@ -3,13 +3,16 @@
 use rand::Rng;
 
 use super::events::{Events, Payload};
-use super::items::{CallKind, FunctionCall, Message, MessageKind, OutputItem, Role, Status, TextPart};
-use crate::api::run::tool_calls::{Piece, ToolCallParser};
+use super::items::{
+    CallKind, FunctionCall, Message, MessageKind, OutputItem, ReasoningItem, ReasoningKind, ReasoningPart, Role,
+    Status, TextPart,
+};
+use crate::api::run::answer::AnswerSplitter;
+use crate::api::run::tool_calls::Piece;
 
 /// The output of one response, of which the last item may be unfinished.
 pub(super) struct Output {
-    /// Separates calls from text, if there may be calls.
-    parser: Option<ToolCallParser>,
+    splitter: AnswerSplitter,
     items: Vec<OutputItem>,
     open: bool,
 }
@@ -25,41 +28,49 @@ impl Message {
     }
 }
 
+impl ReasoningItem {
+    fn begun() -> Self {
+        let (id, kind, status) = (id("rs"), ReasoningKind::Reasoning, Status::InProgress);
+        Self { id, kind, status, summary: Vec::new(), content: vec![ReasoningPart::default()] }
+    }
+}
+
 impl Output {
-    pub(super) fn new(parser: Option<ToolCallParser>) -> Self {
-        Self { parser, items: Vec::new(), open: false }
+    pub(super) fn new(splitter: AnswerSplitter) -> Self {
+        Self { splitter, items: Vec::new(), open: false }
     }
 
-    /// The beginning of the answer. If it can make no calls, its message begins at once.
+    /// Whether the answer may begin with reasoning, or has not ended it.
+    pub(super) fn may_reason(&self) -> bool {
+        self.splitter.may_reason()
+    }
+
+    /// Whether the answer's reasoning has begun and not ended.
+    pub(super) fn is_reasoning(&self) -> bool {
+        self.splitter.is_reasoning()
+    }
+
+    /// The beginning of the answer. If it can be nothing but text, its message begins at once.
     pub(super) fn open(&mut self, to: &mut Events<'_>) {
-        if self.parser.is_none() {
+        if self.splitter.is_text() {
             self.begin(OutputItem::Message(Message::begun()), to);
         }
     }
 
     /// Adds text of the answer.
     pub(super) fn push(&mut self, text: &str, to: &mut Events<'_>) {
-        let mut pieces = Vec::new();
-        match &mut self.parser {
-            Some(parser) => parser.push(text, &mut pieces),
-            // A token without text makes no event.
-            None if text.is_empty() => {}
-            None => pieces.push(Piece::Text(text.to_owned())),
-        }
+        let pieces = self.splitter.push(text);
         self.take(pieces, to);
     }
 
     /// Ends the answer, whose status is the response's.
     pub(super) fn finish(&mut self, status: Status, to: &mut Events<'_>) {
-        let mut pieces = Vec::new();
-        if let Some(parser) = &mut self.parser {
-            parser.finish(&mut pieces);
-        }
+        let pieces = self.splitter.finish();
         self.take(pieces, to);
-        let status = match (&self.parser, self.items.last()) {
+        let status = match self.items.last() {
             // An answer may end in a call, at a stop string or at its greatest length, and also right after one.
-            (Some(parser), Some(OutputItem::Call(_))) if parser.has_called() => Status::Completed,
-            (_, Some(OutputItem::Call(_))) => Status::Incomplete,
+            Some(OutputItem::Call(_)) if self.splitter.has_called() => Status::Completed,
+            Some(OutputItem::Call(_)) => Status::Incomplete,
             _ => status,
         };
         self.end(status, to);
@@ -82,6 +93,12 @@ impl Output {
     fn take(&mut self, pieces: Vec<Piece>, to: &mut Events<'_>) {
         for piece in pieces {
             match piece {
+                Piece::Reasoning(text) => {
+                    if !matches!(self.items.last(), Some(OutputItem::Reasoning(_))) {
+                        self.begin(OutputItem::Reasoning(ReasoningItem::begun()), to);
+                    }
+                    self.add(&text, to);
+                }
                 Piece::Text(text) => {
                     if !matches!(self.items.last(), Some(OutputItem::Message(_))) {
                         self.begin(OutputItem::Message(Message::begun()), to);
@@ -136,11 +153,13 @@ impl OutputItem {
 
     fn set_status(&mut self, to: Status) {
         match self {
-            Self::Message(Message { status, .. }) | Self::Call(FunctionCall { status, .. }) => *status = to,
+            Self::Message(Message { status, .. })
+            | Self::Call(FunctionCall { status, .. })
+            | Self::Reasoning(ReasoningItem { status, .. }) => *status = to,
         }
     }
 
-    /// The text of a message, or the arguments of a call.
+    /// The text of a message or of reasoning, or the arguments of a call.
     fn text_mut(&mut self) -> &mut String {
         match self {
             Self::Message(message) => {
@@ -150,6 +169,12 @@ impl OutputItem {
                 &mut message.content[0].text
             }
             Self::Call(call) => &mut call.arguments,
+            Self::Reasoning(reasoning) => {
+                if reasoning.content.is_empty() {
+                    reasoning.content.push(ReasoningPart::default());
+                }
+                &mut reasoning.content[0].text
+            }
         }
     }
 
@@ -159,12 +184,21 @@ impl OutputItem {
         match &mut item {
             Self::Message(message) => message.content.clear(),
             Self::Call(call) => call.arguments.clear(),
+            Self::Reasoning(reasoning) => reasoning.content.clear(),
         }
         to.send("response.output_item.added", Payload::Item { output_index, item: &item });
-        if let Self::Message(Message { id, .. }) = self {
-            let part = &TextPart::default();
-            let part = Payload::Part { item_id: id, output_index, content_index: 0, part };
-            to.send("response.content_part.added", part);
+        const ADDED: &str = "response.content_part.added";
+        let content_index = 0;
+        match self {
+            Self::Message(Message { id: item_id, .. }) => {
+                let part = &TextPart::default();
+                to.send(ADDED, Payload::Part { item_id, output_index, content_index, part });
+            }
+            Self::Reasoning(ReasoningItem { id: item_id, .. }) => {
+                let part = &ReasoningPart::default();
+                to.send(ADDED, Payload::ReasoningPart { item_id, output_index, content_index, part });
+            }
+            Self::Call(_) => {}
         }
     }
 
@@ -177,6 +211,10 @@ impl OutputItem {
             Self::Call(FunctionCall { id, .. }) => {
                 let delta = Payload::ArgumentsDelta { item_id: id, output_index, delta };
                 to.send("response.function_call_arguments.delta", delta);
+            }
+            Self::Reasoning(ReasoningItem { id, .. }) => {
+                let delta = Payload::ReasoningDelta { item_id: id, output_index, content_index: 0, delta };
+                to.send("response.reasoning_text.delta", delta);
             }
         }
     }
@@ -195,6 +233,15 @@ impl OutputItem {
             Self::Call(FunctionCall { id, name, arguments, .. }) => {
                 let done = Payload::Arguments { item_id: id, output_index, name, arguments };
                 to.send("response.function_call_arguments.done", done);
+            }
+            Self::Reasoning(ReasoningItem { id: item_id, content, .. }) => {
+                for part in content {
+                    let content_index = 0;
+                    let text = Payload::Reasoning { item_id, output_index, content_index, text: &part.text };
+                    to.send("response.reasoning_text.done", text);
+                    let done = Payload::ReasoningPart { item_id, output_index, content_index, part };
+                    to.send("response.content_part.done", done);
+                }
             }
         }
         to.send("response.output_item.done", Payload::Item { output_index, item: self });
