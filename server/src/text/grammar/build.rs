@@ -37,12 +37,12 @@ fn limits() -> ParserLimits {
 
 /// Compiles `spec` and computes its first mask, so that a grammar whose mask is too expensive, or which forces too long a
 /// beginning, is refused before anything is generated.
-pub(super) fn compile(factory: &ParserFactory, spec: GrammarSpec) -> Result<TokenParser, GrammarError> {
-    if let GrammarSpec::Calls(calls) = &spec {
+pub(super) fn compile(factory: &ParserFactory, spec: &GrammarSpec) -> Result<TokenParser, GrammarError> {
+    if let GrammarSpec::Calls(calls) = spec {
         check_distinct(factory, calls)?;
     }
     let compiling = || {
-        let grammar = match &spec {
+        let grammar = match spec {
             GrammarSpec::JsonSchema(schema) => GrammarWithLexer::from_json_schema(spaced(schema.clone(), true)),
             GrammarSpec::JsonObject => GrammarWithLexer::from_json_schema(spaced(json!({"type": "object"}), true)),
             GrammarSpec::Regex(regex) => GrammarWithLexer::from_regex(regex),
@@ -60,7 +60,7 @@ pub(super) fn compile(factory: &ParserFactory, spec: GrammarSpec) -> Result<Toke
             None => Ok((parser, allowed)),
         }
     };
-    let failed = |error: anyhow::Error| match &spec {
+    let failed = |error: anyhow::Error| match spec {
         GrammarSpec::Calls(calls) => wrong_tool(factory, calls).unwrap_or_else(|| wrong(&error.to_string())),
         _ => wrong(&error.to_string()),
     };

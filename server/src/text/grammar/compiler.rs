@@ -118,7 +118,7 @@ fn compile_here(permit: Permit, spec: GrammarSpec, long: bool) -> Result<Compile
             priority::lower_thread();
         }
         let Shared { factory, eos, memory, .. } = &*permit.0;
-        let compiled = build::compile(factory, spec);
+        let compiled = build::compile(factory, &spec);
         let compiled = compiled.map(|begin| CompiledGrammar::new(begin, Arc::clone(eos), Arc::clone(memory)));
         drop(permit);
         // The request may have stopped waiting.

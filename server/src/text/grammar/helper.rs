@@ -123,7 +123,7 @@ fn serve(mut from: impl Read, mut to: impl Write, clock: &Sender<()>, watch: &Wa
         watch.begin();
         // Nobody listens where the process is about to end.
         let _ = clock.send(());
-        let compiled = probe(&factory, spec);
+        let compiled = probe(&factory, &spec);
         let long = watch.end();
         let _ = clock.send(());
         // The next grammar may be small, and gets a helper that has its full priority and memory.
@@ -134,7 +134,7 @@ fn serve(mut from: impl Read, mut to: impl Write, clock: &Sender<()>, watch: &Wa
 }
 
 /// The bytes that the compiled grammar adds to this process, or why it was refused.
-fn probe(factory: &ParserFactory, spec: GrammarSpec) -> Result<u64, String> {
+fn probe(factory: &ParserFactory, spec: &GrammarSpec) -> Result<u64, String> {
     let before = Memory::now();
     if before.data > 0 {
         limit(Resource::Data, before.data + MAX_MEMORY);

@@ -30,7 +30,8 @@ async fn both(state: &AppState, path: &str, body: Value) -> (Value, Vec<Value>) 
 
 /// What the events of a type have under a key, joined.
 fn streamed(events: &[Value], of: &str, key: &str) -> String {
-    let texts = events.iter().filter(|event| event["type"] == of).map(|event| event.pointer(key).and_then(Value::as_str));
+    let texts =
+        events.iter().filter(|event| event["type"] == of).map(|event| event.pointer(key).and_then(Value::as_str));
     texts.flatten().collect()
 }
 

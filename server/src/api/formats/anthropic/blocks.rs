@@ -30,12 +30,15 @@ pub(in crate::api) enum Block {
 
 /// A piece of a block.
 #[derive(Clone, Debug, Serialize, ToSchema)]
-#[serde(tag = "type", rename_all = "snake_case")]
+#[serde(tag = "type")]
 #[schema(as = AnthropicDelta)]
 pub(in crate::api) enum BlockDelta {
-    ThinkingDelta { thinking: String },
-    TextDelta { text: String },
-    InputJsonDelta { partial_json: String },
+    #[serde(rename = "thinking_delta")]
+    Thinking { thinking: String },
+    #[serde(rename = "text_delta")]
+    Text { text: String },
+    #[serde(rename = "input_json_delta")]
+    InputJson { partial_json: String },
 }
 
 /// A change to the block of this index.
@@ -101,7 +104,7 @@ impl Blocks {
                     if let Some(Block::Thinking { thinking: whole, .. }) = self.all.last_mut() {
                         whole.push_str(&thinking);
                     }
-                    out.push(Change::Delta(self.all.len() - 1, BlockDelta::ThinkingDelta { thinking }));
+                    out.push(Change::Delta(self.all.len() - 1, BlockDelta::Thinking { thinking }));
                 }
                 Piece::Text(text) => {
                     if !matches!(self.all.last(), Some(Block::Text { .. })) {
@@ -110,12 +113,12 @@ impl Blocks {
                     if let Some(Block::Text { text: whole }) = self.all.last_mut() {
                         whole.push_str(&text);
                     }
-                    out.push(Change::Delta(self.all.len() - 1, BlockDelta::TextDelta { text }));
+                    out.push(Change::Delta(self.all.len() - 1, BlockDelta::Text { text }));
                 }
                 Piece::CallStart { id, name, .. } => self.start(Block::ToolUse { id, name, input: Map::new() }, out),
                 Piece::Arguments { text: partial_json, .. } => {
                     self.input.push_str(&partial_json);
-                    out.push(Change::Delta(self.all.len() - 1, BlockDelta::InputJsonDelta { partial_json }));
+                    out.push(Change::Delta(self.all.len() - 1, BlockDelta::InputJson { partial_json }));
                 }
             }
         }

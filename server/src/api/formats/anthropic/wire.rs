@@ -23,6 +23,7 @@ use crate::api::request::tools::Tools;
 use crate::api::request::{MaxTokens, ParameterNames, TextRequest, ValidRequest};
 use crate::api::run::encoder::EventEncoder;
 use crate::api::state::Served;
+use crate::text::ChatTemplate;
 
 const NAMES: ParameterNames = ParameterNames {
     prompt: "messages",
@@ -91,7 +92,7 @@ struct Thinking {
 impl Thinking {
     /// The variables of the template.
     fn variables(&self, served: &Served) -> Result<Map<String, Value>, ApiError> {
-        let can = served.template.as_deref().is_some_and(|template| template.has_reasoning());
+        let can = served.template.as_deref().is_some_and(ChatTemplate::has_reasoning);
         let wants = match self.kind.as_str() {
             "enabled" | "adaptive" if can => true,
             "enabled" | "adaptive" => {

@@ -187,16 +187,15 @@ impl OutputItem {
             Self::Reasoning(reasoning) => reasoning.content.clear(),
         }
         to.send("response.output_item.added", Payload::Item { output_index, item: &item });
-        const ADDED: &str = "response.content_part.added";
-        let content_index = 0;
+        let (added, content_index) = ("response.content_part.added", 0);
         match self {
             Self::Message(Message { id: item_id, .. }) => {
                 let part = &TextPart::default();
-                to.send(ADDED, Payload::Part { item_id, output_index, content_index, part });
+                to.send(added, Payload::Part { item_id, output_index, content_index, part });
             }
             Self::Reasoning(ReasoningItem { id: item_id, .. }) => {
                 let part = &ReasoningPart::default();
-                to.send(ADDED, Payload::ReasoningPart { item_id, output_index, content_index, part });
+                to.send(added, Payload::ReasoningPart { item_id, output_index, content_index, part });
             }
             Self::Call(_) => {}
         }
