@@ -184,12 +184,12 @@ mod tests {
             ("metadata[a]=1&metadata[a]=2", Some("metadata")),
             ("metadata[a=1", Some("metadata")),
             ("metadata[]=1", Some("metadata")),
-            ("metadata=1", None),
+            ("metadata=1", Some("metadata")),
             ("limit=0", Some("limit")),
             ("order=up", Some("order")),
-            ("created_before=x", None),
+            ("created_before=x", Some("created_before")),
             ("updated_before=9223372036854775808", Some("updated_before")),
-            ("colour=red", None),
+            ("colour=red", Some("colour")),
         ] {
             let refused = listing(wrong).expect_err(wrong);
             assert_eq!(refused.param(), param, "{wrong}: {}", refused.message());

@@ -74,7 +74,7 @@ def logits(made: RecipeDecoder, ids: torch.Tensor, state) -> torch.Tensor:
 def test_a_change_without_effect_is_none(mixer):
     ids = torch.randint(300, (2, 40), generator=torch.Generator().manual_seed(1))
     plain, changed = model("rfa"), model(mixer)
-    for layer in changed.model.layers if mixer == "value-residual" else ():
+    for layer in list(changed.model.layers)[1:] if mixer == "value-residual" else ():
         torch.nn.init.zeros_(layer.self_attn.share)
     both = [logits(m, ids, m.new_state(2))[0] for m in (plain, changed)]
     torch.testing.assert_close(both[0], both[1], rtol=1e-4, atol=1e-5)
@@ -134,6 +134,17 @@ def test_the_average_is_that_of_the_weights(toml, tmp_path):
     assert not torch.allclose(weights(), expected)
     trainer.use_average()
     torch.testing.assert_close(weights(), expected)
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_every_tensor_of_a_mixer_learns(toml, tmp_path, mixer):
+    toml.write_text(f'{TOML}[variants.tried]\nmixer = "{mixer}"\n')
+    base = recipe.load(toml)
+    recipe.prepare(base, tmp_path, tmp_path / "data")
+    trainer = recipe.RecipeTrainer(recipe.configured(base, "tried", 1), base.variants["tried"], tmp_path / "data", tmp_path / "run")
+    for _ in range(10):
+        trainer.train_step()
+    assert not trainer.silent
 
 
 def test_runs_are_made_once_and_reported(toml, tmp_path):

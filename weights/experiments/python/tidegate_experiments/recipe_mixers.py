@@ -15,13 +15,18 @@ from tidegate_training.rfa import RfaAttention, RfaState, chunked
 class ValueResidual(RfaAttention):
     """v + share * (v of the first layer - v), with a learned share per head, 1/2 to begin with (Zhou et al., 2024)."""
 
+    # What the layers of a model share: the first one's v, which it sets.
+    first: dict[str, Tensor]
+
     def add_tensors(self, cfg: ModelConfig) -> None:
         super().add_tensors(cfg)
         self.share = nn.Parameter(torch.full((cfg.num_attention_heads,), 0.5))
-        self.first: dict[str, Tensor] = {}  # one for all layers of a model, which the first layer fills
 
     def mix(self, q, k, v, a, state, starts, doc, chunk):
-        v = v + self.share[:, None, None] * (self.first.setdefault("v", v) - v)
+        if self.share is None:
+            self.first["v"] = v
+        else:
+            v = v + self.share[:, None, None] * (self.first["v"] - v)
         return super().mix(q, k, v, a, state, starts, doc, chunk)
 
 
@@ -93,11 +98,10 @@ class RecipeDecoder(Decoder):
 
     def __init__(self, cfg: ModelConfig, mixer: str):
         super().__init__(cfg)
-        self.first: dict[str, Tensor] = {}
         for layer in self.model.layers if mixer != "rfa" else ():
             layer.self_attn = MIXERS[mixer](cfg)
-            layer.self_attn.first = self.first
-
-    def forward(self, *args, **options):
-        self.first.clear()
-        return super().forward(*args, **options)
+        if mixer == "value-residual":
+            first: dict[str, Tensor] = {}
+            for layer in self.model.layers:
+                layer.self_attn.first = first
+            self.model.layers[0].self_attn.share = None
