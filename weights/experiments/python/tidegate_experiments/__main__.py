@@ -69,10 +69,10 @@ def recorded(argv: list[str]) -> str:
     return f"{PROG} " + shlex.join(portable(word) for word in argv)
 
 
-def recorded_translation(args: argparse.Namespace) -> str:
-    """The command that makes all runs of a translation's report, whichever process made which."""
+def recorded_whole(args: argparse.Namespace) -> str:
+    """The command that makes all runs of a report, whichever process made which."""
     sets = [word for item in args.set for word in ("--set", item)]
-    return f"{PROG} " + shlex.join(["translate", f"configs/{args.config.name}", "--data", "DATA", "--out", "FOLDER", *sets])
+    return f"{PROG} " + shlex.join([args.command, f"configs/{args.config.name}", "--data", "DATA", "--out", "FOLDER", *sets])
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -108,7 +108,7 @@ def execute(args: argparse.Namespace, command: str) -> None:
         from . import translate
 
         run = translate.load(args.config, args.set + ([] if args.threads is None else [f"train.threads={args.threads}"]))
-        print(translate.run_all(run, args.data, args.out, args.only, args.seeds, recorded_translation(args)))
+        print(translate.run_all(run, args.data, args.out, args.only, args.seeds, recorded_whole(args)))
     elif args.command in ("prepare-recipe", "recipe"):
         from . import recipe
 
@@ -119,7 +119,7 @@ def execute(args: argparse.Namespace, command: str) -> None:
         elif args.measure:
             print(json.dumps(recipe.measure(run, args.data, args.out / "measured", args.measure, args.only), indent=1))
         else:
-            print(recipe.recipe(run, args.data, args.out, args.only, args.seeds, command))
+            print(recipe.recipe(run, args.data, args.out, args.only, args.seeds, recorded_whole(args)))
     elif args.command == "probe":
         from .probe import probe
 

@@ -140,6 +140,8 @@ def measure(base: RecipeRun, data: Path, work: Path, steps: int, only: list[str]
 def run_one(base: RecipeRun, name: str, seed: int, data: Path, out: Path) -> None:
     """Trains and measures one variant with one seed; resumes a killed run."""
     cfg, variant, work = configured(base, name, seed), base.variants[name], out / "work" / f"{name}-{seed}"
+    if variant.ema:
+        shutil.rmtree(work, ignore_errors=True)  # the average of a run that was killed is lost
     trainer = RecipeTrainer(cfg, variant, data, work)
     trainer.run()
     trainer.as_served()
@@ -147,9 +149,9 @@ def run_one(base: RecipeRun, name: str, seed: int, data: Path, out: Path) -> Non
         trainer.use_average()
     validation = Validation(cfg, data / str(cfg.model.vocab_size))
     lines = [json.loads(line) for line in (work / "log.jsonl").read_text(encoding="utf-8").splitlines()]
-    t = cfg.train
+    t, plain = cfg.train, dataclasses.asdict(Variant(cost=variant.cost))
     write_json(out / "runs" / f"{name}-{seed}.json", {
-        "variant": name, "changes": {key: x for key, x in dataclasses.asdict(variant).items() if key != "cost" and x != getattr(Variant(), key)},
+        "variant": name, "changes": {key: x for key, x in dataclasses.asdict(variant).items() if x != plain[key]},
         "cost": variant.cost, "parameters": parameters(trainer.model), "steps": t.steps,
         "tokens": t.steps * t.lanes * t.segment, "seed": seed,
         "loss": validation.in_unit(validation.carried(trainer.model, cfg.compare.eval_tokens, lanes=4)),
@@ -168,12 +170,12 @@ def settings(base: RecipeRun) -> dict:
 def report(base: RecipeRun, out: Path, command: str) -> Path:
     """Merges `runs/*.json` into `recipe.json`, variants in their order."""
     rows: dict[str, dict] = {}
-    runs = read_runs(out / "runs", json.loads(json.dumps(settings(base))))
-    for run in runs:
+    machines = {}
+    for run in read_runs(out / "runs", json.loads(json.dumps(settings(base)))):
         seed = {key: run.pop(key) for key in ("seed", "loss", "curve")}
-        machine = run.pop("machine")
-        rows.setdefault(run["variant"], run | {"machine": machine, "seeds": []})["seeds"].append(seed)
-    value = {"experiment": base.compare.experiment, "command": command, "machine": "; ".join({row.pop("machine"): None for row in rows.values()}),
+        machines[run.pop("machine")] = None
+        rows.setdefault(run["variant"], run | {"seeds": []})["seeds"].append(seed)
+    value = {"experiment": base.compare.experiment, "command": command, "machine": "; ".join(machines),
              "date": datetime.date.today().isoformat(), "settings": settings(base),
              "rows": [rows[name] for name in base.variants if name in rows]}
     path = out / f"{base.compare.experiment}.json"
