@@ -293,7 +293,7 @@ impl Dots {
         let (top, bottom) = (top + TITLE, top + TITLE + self.inside());
         let (left, right) = (NAMES, WIDTH - 100.0);
         let values = self.rows.iter().flat_map(|row| row.values.iter().copied());
-        let range = bounds(self.axis.kind, values);
+        let range = bounds(self.axis.kind, values.chain(self.mark.iter().map(|(value, _)| *value)));
         let across = Scale::new(self.axis.kind, range, left, right);
         let marks = ticks(self.axis.kind, range);
         for &tick in &marks {

@@ -35,10 +35,6 @@ impl Row {
         self.seeds.iter().map(|seed| seed.loss).collect()
     }
 
-    fn mean(&self) -> f64 {
-        mean(&self.losses()).unwrap_or(f64::NAN)
-    }
-
     /// How much greater the loss is than another variant's, for each seed that both have.
     fn above(&self, other: &Row) -> Vec<f64> {
         let pair = |run: &Run| Some(run.loss - other.seeds.iter().find(|same| same.seed == run.seed)?.loss);
@@ -69,16 +65,23 @@ pub(super) fn section(path: &Path, record: &Record<Row>) -> Result<Section, Reco
             checked(path, &field(&format!("seeds[{number}].loss")), seed.loss, |loss| loss > 0.0)?;
         }
     }
-    let unchanged = record.rows.iter().find(|row| row.changes.is_empty());
+    let Some(unchanged) = record.rows.iter().find(|row| row.changes.is_empty()) else {
+        return Err(RecordError::malformed(path, "rows", "must have one without changes"));
+    };
+    // A loss depends more on the seed, which decides what is read, than on most changes.
+    let against = |row: &Row| mean(&row.above(unchanged)).unwrap_or(f64::INFINITY);
     let mut rows: Vec<&Row> = record.rows.iter().collect();
-    rows.sort_by(|a, b| a.mean().total_cmp(&b.mean()));
-    let color = |row: &Row| if row.changes.is_empty() { "#24292f" } else { "#0969da" };
-    let dot = |row: &&Row| DotRow { label: row.variant.clone(), color: color(row), values: row.losses() };
+    rows.sort_by(|a, b| against(a).total_cmp(&against(b)));
+    let compared = rows.iter().filter(|row| !row.changes.is_empty() && !row.above(unchanged).is_empty());
+    let dot = |row: &&Row| DotRow { label: row.variant.clone(), color: "#0969da", values: row.above(unchanged) };
     let dots = Dots {
         title: "after equal time of training".into(),
-        axis: Axis { label: "validation loss, bits per byte; less is better".into(), kind: Kind::Linear },
-        rows: rows.iter().map(dot).collect(),
-        mark: unchanged.map(|row| (row.mean(), "unchanged".into())),
+        axis: Axis {
+            label: "validation loss above that of the unchanged recipe, bits per byte; less is better".into(),
+            kind: Kind::Linear,
+        },
+        rows: compared.map(dot).collect(),
+        mark: Some((0.0, "unchanged".into())),
     };
     Ok(Section {
         title: "The shipped model's recipe".into(),
@@ -91,16 +94,16 @@ pub(super) fn section(path: &Path, record: &Record<Row>) -> Result<Section, Reco
     })
 }
 
-fn markdown(rows: &[&Row], unchanged: Option<&Row>) -> String {
+fn markdown(rows: &[&Row], unchanged: &Row) -> String {
     let headings =
         ["variant", "change", "loss, bits per byte", "against the recipe", "cost of a step", "steps", "parameters"];
     let line = |row: &&Row| {
-        let against = unchanged.filter(|base| base.variant != row.variant);
+        let against = if row.changes.is_empty() { "-".into() } else { differences(&row.above(unchanged), 4) };
         vec![
             row.variant.clone(),
             row.changed(),
             with_spread(&row.losses(), 4),
-            against.map_or_else(|| "-".into(), |base| differences(&row.above(base), 4)),
+            against,
             format!("{:.2}", row.cost),
             grouped(row.steps),
             grouped(row.parameters),

@@ -101,7 +101,7 @@ fn recipe() -> Vec<Value> {
     };
     vec![
         row("as-shipped", json!({}), &[2.0, 2.02]),
-        row("gated", json!({"mixer": "output-gate"}), &[1.99]),
+        row("gated", json!({"mixer": "output-gate"}), &[2.05]),
         row("long", json!({"train": {"half_life_min": 16.0, "half_life_max": 4096.0}}), &[2.03, 2.03]),
     ]
 }
@@ -185,7 +185,7 @@ fn every_experiment_has_a_picture_and_a_table() {
         "The mean of 3 seeds (least to most)",
         "`measure language`, on 2 cores of a <machine>, 2026-02-03.",
         "- corpus: Tiny Shakespeare",
-        "| gated | mixer output-gate | 1.9900 | -0.0100 | 1.25 | 96 | 5,900,000 |",
+        "| gated | mixer output-gate | 2.0500 | +0.0500 | 1.25 | 96 | 5,900,000 |",
         "| as-shipped |  | 2.0100 (2.0000 to 2.0200) | - |",
         "| long | half_life_min 16.0, half_life_max 4096.0 | 2.0300 (2.0300 to 2.0300) | +0.0200 (+0.0100 to +0.0300) |",
         "| ra | 0.0600 | 0.0300 | 0.0150 | 0.00750 | 0.00375 | 30 % |",
@@ -257,6 +257,20 @@ fn losses_in_blocks_and_in_a_stream_share_no_panel_and_no_difference() {
     ] {
         assert!(text.contains(part), "{part} is not in\n{text}");
     }
+}
+
+/// All variants lost, and the mark of the unchanged recipe was left of the axis, among the names.
+#[test]
+fn a_mark_is_on_the_axis() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "recipe.json", "recipe", &json!({}), &recipe());
+    report(folder.path()).unwrap();
+    let svg = fs::read_to_string(folder.path().join("recipe.svg")).unwrap();
+    let place = |name: &str| {
+        let before = svg.split(&format!(">{name}</text>")).next().unwrap();
+        before.rsplit_once("<text x=\"").unwrap().1.split('"').next().unwrap().parse::<f64>().unwrap()
+    };
+    assert!(place("unchanged") > place("gated"), "{svg}");
 }
 
 /// Built without the server, the report sorted the settings by name.
