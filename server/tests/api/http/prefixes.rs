@@ -92,9 +92,8 @@ async fn first_turns_of_sessions_and_stored_responses_begin_like_other_texts() {
 
     // A stored response, and a client that sends the whole history instead of its id.
     // At temperature 0, because a sampled answer that is cut off may be other tokens when it is read.
-    let ask = |input: Value| {
-        json!({"instructions": INSTRUCTIONS, "input": input, "max_output_tokens": 8, "temperature": 0})
-    };
+    let ask =
+        |input: Value| json!({"instructions": INSTRUCTIONS, "input": input, "max_output_tokens": 8, "temperature": 0});
     let response = app.post("/v1/responses", ask(json!("Have you a dog?"))).await.json();
     assert_eq!(response["store"], true);
     let details = |response: &Value| response["usage"]["input_tokens_details"].clone();
