@@ -58,14 +58,16 @@ pub(crate) struct Line {
 }
 
 impl Line {
-    /// The same without the oldest snapshots beyond [`KEEP`]. The head's counts, and a tagged one does not.
-    fn released(mut self) -> Self {
-        let (head, tagged) = (&self.head, &self.tagged);
-        let releasable =
-            |found: &&mut (VersionId, u64, bool)| found.2 && found.0 != *head && Some(&found.0) != tagged.as_ref();
-        let count = self.versions.iter_mut().filter(releasable).count();
-        for oldest in self.versions.iter_mut().filter(releasable).take((count + 1).saturating_sub(KEEP)) {
-            oldest.2 = false;
+    /// The same without the oldest snapshots beyond [`KEEP`]. The head's counts, a tagged one does not, and that of the version
+    /// before the head goes last.
+    fn released(mut self, parents: &BTreeMap<VersionId, VersionId>) -> Self {
+        let (head, tagged, before) = (&self.head, self.tagged.as_ref(), parents.get(&self.head));
+        let releasable = |found: &&mut (VersionId, u64, bool)| found.2 && found.0 != *head && Some(&found.0) != tagged;
+        let mut oldest: Vec<_> = self.versions.iter_mut().filter(releasable).collect();
+        oldest.sort_by_key(|found| Some(&found.0) == before);
+        let most = (oldest.len() + 1).saturating_sub(KEEP);
+        for found in oldest.into_iter().take(most) {
+            found.2 = false;
         }
         self
     }
@@ -127,7 +129,7 @@ impl Model {
         }
         line.versions.append(&mut ancestors);
         line.versions.push((to.clone(), everywhere(to)[0].1, true));
-        line.released()
+        line.released(parents)
     }
 
     pub(crate) fn plan(&self, step: &Step, number: u64) -> Option<Action> {
@@ -183,7 +185,7 @@ impl Model {
                 let mut line = line(&mut next, &session);
                 line.versions.push((version.clone(), number, true));
                 line.head = version;
-                next.sessions.insert(session, line.released());
+                next.sessions.insert(session, line.released(parents));
                 next.receipts.insert(key, number.to_string().into_bytes());
             }
             Action::Fork { session, .. } => {

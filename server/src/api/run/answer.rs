@@ -29,9 +29,14 @@ impl AnswerSplitter {
         self.reasoning.as_ref().is_some_and(ReasoningSplitter::is_before_answer)
     }
 
-    /// Whether reasoning has begun and not ended.
+    /// Whether reasoning has begun and not ended. The prompt may have begun it, and calls follow instead.
     pub(in crate::api) fn is_reasoning(&self) -> bool {
         self.reasoning.as_ref().is_some_and(ReasoningSplitter::is_open)
+    }
+
+    /// Whether the answer ends with text, if only an empty one.
+    pub(in crate::api) fn ends_with_text(&self) -> bool {
+        !self.calls_only() && !self.is_reasoning()
     }
 
     /// Whether the answer is one or more complete calls.

@@ -97,11 +97,11 @@ pub(in crate::api) fn read_query<T>(query: Result<Query<T>, QueryRejection>) -> 
     query.map(|Query(query)| query).map_err(|rejection| {
         let text = rejection.body_text();
         let message = text.strip_prefix("Failed to deserialize query string: ").unwrap_or(&text);
-        // The name of a parameter, and what is wrong with its value; or a name that is wrong itself.
-        let Some((param, message)) = message.split_once(": ") else {
-            return ApiError::invalid(message.split('`').nth(1), data_complaint("the query", message));
-        };
-        ApiError::invalid(Some(param), data_complaint(param, message))
+        // A name that is wrong or missing; or the name of a parameter, and what is wrong with its value.
+        match message.split_once(": ").filter(|_| !message.contains(" field `")) {
+            Some((param, message)) => ApiError::invalid(Some(param), data_complaint(param, message)),
+            None => ApiError::invalid(message.split('`').nth(1), data_complaint("the query", message)),
+        }
     })
 }
 

@@ -190,6 +190,7 @@ mod tests {
             ("created_before=x", Some("created_before")),
             ("updated_before=9223372036854775808", Some("updated_before")),
             ("colour=red", Some("colour")),
+            ("a:%20b=1", Some("a: b")),
         ] {
             let refused = listing(wrong).expect_err(wrong);
             assert_eq!(refused.param(), param, "{wrong}: {}", refused.message());

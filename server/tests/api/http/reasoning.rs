@@ -140,3 +140,50 @@ async fn messages_have_reasoning_as_a_block_of_thinking() {
     let (refused, _) = both(&state, "/v1/messages", body(json!({"thinking": {"type": "on"}}))).await;
     assert_eq!(refused["error"]["param"], "thinking", "{refused}");
 }
+
+/// `response.output[0]` and `message.content[0]` of an empty answer did not exist.
+#[tokio::test]
+async fn an_answer_without_text_has_an_empty_one() {
+    let folder = tempfile::tempdir().unwrap();
+    for (answer, before) in [("", None), ("<think>x</think>", Some("x"))] {
+        let state = parrot(answer, TEMPLATE, folder.path());
+        let (response, events) = both(&state, "/v1/responses", json!({"input": "u", "store": false})).await;
+        let last = response["output"].as_array().unwrap().last().unwrap();
+        assert_eq!((&last["type"], &last["content"][0]["text"]), (&json!("message"), &json!("")), "{response}");
+        assert_eq!(response["output"].as_array().unwrap().len(), 1 + usize::from(before.is_some()));
+        assert_eq!(streamed(&events, "response.output_text.done", "/text"), "");
+        let body = json!({"model": "fake", "max_tokens": 99, "messages": [{"role": "user", "content": "u"}]});
+        let (message, _) = both(&state, "/v1/messages", body).await;
+        assert_eq!(message["content"].as_array().unwrap().last(), Some(&json!({"type": "text", "text": ""})));
+    }
+}
+
+#[tokio::test]
+async fn a_call_instead_of_the_reasoning_that_the_prompt_began_is_no_reasoning() {
+    let folder = tempfile::tempdir().unwrap();
+    let template = TEMPLATE.replace("{{ opening }}", "<think>\n");
+    let state = parrot("{\"name\": \"f\", \"arguments\": {}}", &template, folder.path());
+    let tool = json!({"type": "function", "name": "f", "parameters": {"type": "object"}});
+    let (called, _) = both(&state, "/v1/responses", json!({"input": "u", "store": false, "tools": [tool]})).await;
+    assert_eq!(
+        (&called["output"][0]["type"], called["output"].as_array().unwrap().len()),
+        (&json!("function_call"), 1)
+    );
+    assert_eq!(called["usage"]["output_tokens_details"]["reasoning_tokens"], 0);
+}
+
+/// Two turns of a user's in a row are an error in many templates.
+#[tokio::test]
+async fn reasoning_that_was_cut_off_is_a_turn_in_a_history() {
+    let folder = tempfile::tempdir().unwrap();
+    let state = parrot("Yes.", "{% for m in messages %}[{{ m.role }}]{% endfor %}</think>", folder.path());
+    let (user, item) = (json!({"role": "user", "content": "u"}), json!({"type": "reasoning", "summary": []}));
+    let empty = json!({"role": "assistant", "content": ""});
+    let read = async |input: Value| {
+        let (answer, _) = both(&state, "/v1/responses", json!({"input": input, "store": false})).await;
+        answer["usage"]["input_tokens"].as_u64().unwrap_or_else(|| panic!("{answer}"))
+    };
+    let with_turn = read(json!([user, empty, user])).await;
+    assert_eq!(read(json!([user, item, user])).await, with_turn);
+    assert_eq!(read(json!([user, item, empty, user])).await, with_turn);
+}

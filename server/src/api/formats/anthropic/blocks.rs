@@ -81,6 +81,10 @@ impl Blocks {
     pub(super) fn finish(&mut self, out: &mut Vec<Change>) {
         let pieces = self.splitter.finish();
         self.take(pieces, out);
+        // Clients expect a text, be it empty.
+        if self.splitter.ends_with_text() && !matches!(self.all.last(), Some(Block::Text { .. })) {
+            self.start(Block::Text { text: String::new() }, out);
+        }
         self.stop(out);
     }
 

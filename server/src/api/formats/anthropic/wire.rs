@@ -94,19 +94,18 @@ impl Thinking {
     fn variables(&self, served: &Served) -> Result<Map<String, Value>, ApiError> {
         let can = served.template.as_deref().is_some_and(ChatTemplate::has_reasoning);
         let wants = match self.kind.as_str() {
-            "enabled" | "adaptive" if can => true,
-            "enabled" | "adaptive" => {
-                return Err(invalid("thinking", "thinking.type must be disabled: this model does not reason"));
-            }
-            "disabled" if can => false,
-            "disabled" => return Ok(Map::new()),
+            "enabled" | "adaptive" => true,
+            "disabled" => false,
             kind => {
                 let kind: String = kind.chars().take(100).collect();
                 let message = format!("thinking.type must be enabled, adaptive or disabled, found {kind:?}");
                 return Err(invalid("thinking", message));
             }
         };
-        Ok(Map::from_iter([("enable_thinking".to_owned(), wants.into())]))
+        if wants && !can {
+            return Err(invalid("thinking", "thinking.type must be disabled: this model does not reason"));
+        }
+        Ok(if can { Map::from_iter([("enable_thinking".to_owned(), wants.into())]) } else { Map::new() })
     }
 }
 

@@ -116,12 +116,14 @@ impl EventEncoder for ResponseEncoder {
         let input_tokens = self.context.tokens + usage.prompt as u64;
         let output_tokens = usage.completion as u64;
         let cached_tokens = self.context.read + usage.cached as u64;
+        // If the prompt has begun the reasoning, the beginning of a call was taken for it.
+        let reasoning_tokens = if self.output.has_reasoning() { self.reasoning_tokens } else { 0 };
         let cache_write_tokens = if self.object.store { input_tokens - cached_tokens } else { 0 };
         self.object.usage = Some(ResponseUsage {
             input_tokens,
             input_tokens_details: InputDetails { cached_tokens, cache_write_tokens },
             output_tokens,
-            output_tokens_details: OutputDetails { reasoning_tokens: self.reasoning_tokens },
+            output_tokens_details: OutputDetails { reasoning_tokens },
             total_tokens: input_tokens + output_tokens,
         });
         self.end_response(out);

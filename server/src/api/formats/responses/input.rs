@@ -48,7 +48,13 @@ pub(super) fn messages(instructions: Option<String>, input: Option<Input>) -> Re
         None => {}
         Some(Input::Text(text)) => messages.push(message("user", Content::Text(text))),
         Some(Input::Items(items)) => {
-            for (at, item) in items.into_iter().enumerate() {
+            let mut items = items.into_iter().enumerate().peekable();
+            while let Some((at, item)) = items.next() {
+                let cut_off = item.is("reasoning") && !items.peek().is_some_and(|(_, next)| next.is_of_answer());
+                if cut_off {
+                    // Many templates want users and the assistant to take turns.
+                    messages.push(message("assistant", Content::Text(String::new())));
+                }
                 item.add_to(&mut messages, at)?;
             }
         }
@@ -57,6 +63,15 @@ pub(super) fn messages(instructions: Option<String>, input: Option<Input>) -> Re
 }
 
 impl Item {
+    fn is(&self, kind: &str) -> bool {
+        self.kind.as_deref() == Some(kind)
+    }
+
+    /// Whether this belongs to the same answer as reasoning before it.
+    fn is_of_answer(&self) -> bool {
+        self.is("reasoning") || self.is("function_call") || self.role.as_deref() == Some("assistant")
+    }
+
     fn add_to(self, messages: &mut Vec<ChatMessage>, at: usize) -> Result<(), ApiError> {
         let needed = |name: &str, value: Option<String>| {
             let message = || invalid("input", format!("input[{at}].{name} must be a string that is not empty"));

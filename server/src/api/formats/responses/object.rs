@@ -92,7 +92,7 @@ pub(super) enum IncompleteReason {
     MaxOutputTokens,
 }
 
-/// Always empty: how much a model reasons is not set here.
+/// Always empty: a request cannot set how much a model reasons.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[schema(as = ResponseReasoning)]
 pub(super) struct Reasoning {
@@ -175,6 +175,6 @@ pub(super) struct InputDetails {
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[schema(as = ResponseOutputDetails)]
 pub(super) struct OutputDetails {
-    /// Tokens from the beginning of the reasoning to its end, those of its tags included.
+    /// Tokens from the one that completes the opening tag to the one that completes the closing tag.
     pub(super) reasoning_tokens: u64,
 }

@@ -45,6 +45,11 @@ impl Output {
         self.splitter.may_reason()
     }
 
+    /// Whether the answer has reasoning.
+    pub(super) fn has_reasoning(&self) -> bool {
+        self.items.iter().any(|item| matches!(item, OutputItem::Reasoning(_)))
+    }
+
     /// Whether the answer's reasoning has begun and not ended.
     pub(super) fn is_reasoning(&self) -> bool {
         self.splitter.is_reasoning()
@@ -67,6 +72,10 @@ impl Output {
     pub(super) fn finish(&mut self, status: Status, to: &mut Events<'_>) {
         let pieces = self.splitter.finish();
         self.take(pieces, to);
+        // Clients expect a message, be it empty.
+        if self.splitter.ends_with_text() && !matches!(self.items.last(), Some(OutputItem::Message(_))) {
+            self.begin(OutputItem::Message(Message::begun()), to);
+        }
         let status = match self.items.last() {
             // An answer may end in a call, at a stop string or at its greatest length, and also right after one.
             Some(OutputItem::Call(_)) if self.splitter.has_called() => Status::Completed,
