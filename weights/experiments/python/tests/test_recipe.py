@@ -6,6 +6,7 @@ import random
 import pytest
 import torch
 from common import story
+from test_compare import TOML
 
 from tidegate_experiments import recipe
 from tidegate_experiments.__main__ import main
@@ -15,37 +16,11 @@ from tidegate_training.data import EOT
 
 MODEL = ModelConfig(vocab_size=300, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, head_dim=8,
                     proj_dim=8)
-TOML = """
-[model]
-vocab_size = 300
-hidden_size = 16
-intermediate_size = 24
-num_hidden_layers = 2
-num_attention_heads = 2
-head_dim = 8
-proj_dim = 8
-[data]
-train = ["train.txt"]
-repeat = [1]
-valid = { stories = "valid.txt" }
-[train]
-lanes = 2
-segment = 32
-steps = 4
-warmup = 2
-chunk = 32
-eval_every = 2
-eval_tokens = 128
-[compare]
-experiment = "recipe"
-valid = "stories"
-seeds = [1]
+VARIANTS = """
 [variants.as-shipped]
 [variants.dear]
 mixer = "output-gate"
 cost = 2.0
-[variants.average]
-ema = 0.5
 [variants.small-vocabulary]
 model = { vocab_size = 280 }
 """
@@ -53,7 +28,7 @@ model = { vocab_size = 280 }
 
 @pytest.fixture
 def toml(tmp_path):
-    (tmp_path / "test.toml").write_text(TOML)
+    (tmp_path / "test.toml").write_text(TOML + VARIANTS)
     rng = random.Random(3)
     for name, count in (("train", 150), ("valid", 10)):
         (tmp_path / f"{name}.txt").write_text(f"\n{EOT}\n".join(story(rng) for _ in range(count)) + "\n")
@@ -99,7 +74,7 @@ def test_a_text_in_two_parts_is_the_same_text(mixer):
 
 def test_a_dear_variant_has_fewer_steps(toml):
     base = recipe.load(toml)
-    assert [recipe.configured(base, name, 3).train.steps for name in base.variants] == [4, 2, 4, 4]
+    assert [recipe.configured(base, name, 3).train.steps for name in base.variants] == [4, 2, 4]
     assert recipe.configured(base, "dear", 3).train.warmup == 1
     assert recipe.configured(base, "small-vocabulary", 3).model.vocab_size == 280
 
@@ -107,12 +82,11 @@ def test_a_dear_variant_has_fewer_steps(toml):
 @pytest.mark.parametrize("table, found", [
     ('mixer = "other"', "variants.mixer: must be one of rfa, value-residual"),
     ("cost = 0", "variants.cost: must be above 0"),
-    ("ema = 1.0", "variants.ema: must be at least 0 and below 1"),
     ("model = { width = 3 }", r"\[variants.wrong.model\]: unknown keys"),
     ('train = { decay = "step" }', "train.decay: must be one of"),
 ])
 def test_wrong_variants_are_refused(toml, table, found):
-    toml.write_text(f"{TOML}[variants.wrong]\n{table}\n")
+    toml.write_text(f"{TOML}{VARIANTS}[variants.wrong]\n{table}\n")
     with pytest.raises(ValueError, match=found):
         recipe.load(toml)
 
@@ -122,23 +96,9 @@ def test_unknown_variants_are_refused(toml, capsys):
     assert "--only: unknown variants ['ema']; known are as-shipped, dear" in capsys.readouterr().err
 
 
-def test_the_average_is_that_of_the_weights(toml, tmp_path):
-    base = recipe.load(toml)
-    recipe.prepare(base, tmp_path, tmp_path / "data")
-    trainer = recipe.RecipeTrainer(recipe.configured(base, "average", 1), base.variants["average"], tmp_path / "data", tmp_path / "run")
-    weights = lambda: trainer.model.model.norm.weight.detach().clone()
-    expected = weights()
-    for _ in range(3):
-        trainer.train_step()
-        expected = (expected + weights()) / 2
-    assert not torch.allclose(weights(), expected)
-    trainer.use_average()
-    torch.testing.assert_close(weights(), expected)
-
-
 @pytest.mark.parametrize("mixer", MIXERS)
 def test_every_tensor_of_a_mixer_learns(toml, tmp_path, mixer):
-    toml.write_text(f'{TOML}[variants.tried]\nmixer = "{mixer}"\n')
+    toml.write_text(f'{TOML}{VARIANTS}[variants.tried]\nmixer = "{mixer}"\n')
     base = recipe.load(toml)
     recipe.prepare(base, tmp_path, tmp_path / "data")
     trainer = recipe.RecipeTrainer(recipe.configured(base, "tried", 1), base.variants["tried"], tmp_path / "data", tmp_path / "run")
@@ -151,16 +111,19 @@ def test_runs_are_made_once_and_reported(toml, tmp_path):
     arguments = [str(toml), "--data", str(tmp_path / "data")]
     assert main(["prepare-recipe", *arguments, "--texts", str(tmp_path)]) == 0
     assert main(["recipe", *arguments, "--out", str(tmp_path / "out"), "--measure", "1", "--only", "as-shipped,dear"]) == 0
-    assert main(["recipe", *arguments, "--out", str(tmp_path / "out")]) == 0
-    report = json.loads((tmp_path / "out" / "recipe.json").read_text())
+    assert main(["recipe", *arguments, "--out", str(tmp_path / "out"), "--seeds", "1"]) == 0
+    report = json.loads((tmp_path / "out" / "language-test.json").read_text())
+    assert report["command"].endswith("--out FOLDER --seeds 1 --only as-shipped,dear,small-vocabulary")
     assert [(row["variant"], row["steps"], row["changes"]) for row in report["rows"]] == [
-        ("as-shipped", 4, {}), ("dear", 2, {"mixer": "output-gate"}), ("average", 4, {"ema": 0.5}),
+        ("as-shipped", 4, {}), ("dear", 2, {"mixer": "output-gate"}),
         ("small-vocabulary", 4, {"model": {"vocab_size": 280}}),
     ]
     assert all(0 < row["seeds"][0]["loss"] < 20 for row in report["rows"])
     kept = tmp_path / "out" / "runs" / "as-shipped-1.json"
     before = kept.stat().st_mtime_ns
-    assert main(["recipe", *arguments, "--out", str(tmp_path / "out")]) == 0
+    assert main(["recipe", *arguments, "--out", str(tmp_path / "out"), "--seeds", "1"]) == 0
     assert kept.stat().st_mtime_ns == before
-    # Runs of other settings are refused.
-    assert main(["recipe", *arguments, "--out", str(tmp_path / "out"), "--set", "train.lr=0.5"]) == 2
+    # Runs of other settings or of another variant are refused before anything is computed.
+    for change in (["--set", "train.lr=0.5"], ["--set", "variants.dear={cost=3.0}"]):
+        assert main(["recipe", *arguments, "--out", str(tmp_path / "out"), "--seeds", "2", *change]) == 2
+    assert len(list((tmp_path / "out" / "runs").glob("*.json"))) == 3

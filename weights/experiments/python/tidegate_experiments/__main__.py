@@ -113,7 +113,6 @@ def execute(args: argparse.Namespace, command: str) -> None:
         from . import recipe
 
         run = recipe.load(args.config, args.set)
-        recipe.check(run, getattr(args, "only", []))
         if args.command == "prepare-recipe":
             recipe.prepare(run, args.texts, args.data)
         elif args.measure:

@@ -20,7 +20,7 @@ import torch
 from tqdm import tqdm
 
 from tidegate_training import config
-from tidegate_training.data import prepare_run
+from tidegate_training.data import fingerprint, prepare_run
 from tidegate_training.model import parameters
 
 from .compare import CompareConfig, ComparedTrainer, CompareRun, Validation, machine, read_runs, remove_leftovers, write_json
@@ -29,21 +29,18 @@ from .recipe_mixers import MIXERS, RecipeDecoder
 
 @dataclass(frozen=True)
 class Variant:
-    """Changes of `[model]`, `[train]` and `[compare]`, a mixer of `MIXERS`, the factor by which averaged weights keep their past at
-    each step (0: the last weights are measured), and the processor time of a step over the first variant's."""
+    """Changes of `[model]`, `[train]` and `[compare]`, a mixer of `MIXERS`, and the processor time of a step over the first
+    variant's."""
 
     model: dict[str, int | float | str] = field(default_factory=dict)
     train: dict[str, int | float | str] = field(default_factory=dict)
     compare: dict[str, int | float | str] = field(default_factory=dict)
     mixer: str = "rfa"
-    ema: float = 0.0
     cost: float = 1.0
 
     def __post_init__(self) -> None:
         if self.mixer not in MIXERS:
             raise ValueError(f"variants.mixer: must be one of {', '.join(MIXERS)}, found {self.mixer!r}")
-        if not 0.0 <= self.ema < 1.0:
-            raise ValueError(f"variants.ema: must be at least 0 and below 1, found {self.ema}")
         if self.cost <= 0.0:
             raise ValueError(f"variants.cost: must be above 0, found {self.cost}")
 
@@ -68,11 +65,12 @@ def load(path: Path, overrides: list[str] = ()) -> RecipeRun:
     return base
 
 
-def check(base: RecipeRun, only: list[str]) -> None:
-    """ValueError for a variant that is none."""
+def chosen(base: RecipeRun, only: list[str]) -> list[str]:
+    """The variants of `only`, or all; ValueError for one that is none."""
     unknown = sorted(set(only) - set(base.variants))
     if unknown:
         raise ValueError(f"--only: unknown variants {unknown}; known are {', '.join(base.variants)}")
+    return only or list(base.variants)
 
 
 def configured(base: RecipeRun, name: str, seed: int) -> RecipeRun:
@@ -83,9 +81,7 @@ def configured(base: RecipeRun, name: str, seed: int) -> RecipeRun:
         tables[table] = config.build(cls, {k: v for k, v in changed.items() if v is not None}, f"variants.{name}.{table}")
     t = tables["train"]
     steps, warmup = (max(1, round(n / variant.cost)) for n in (t.steps, t.warmup))
-    # An average of weights is not in a checkpoint, so such a run is not resumed but repeated.
-    save_every = steps if variant.ema else t.save_every
-    tables["train"] = dataclasses.replace(t, seed=seed, steps=steps, warmup=warmup, save_every=save_every)
+    tables["train"] = dataclasses.replace(t, seed=seed, steps=steps, warmup=warmup)
     return dataclasses.replace(base, **tables)
 
 
@@ -97,26 +93,14 @@ def prepare(base: RecipeRun, texts: Path, data: Path) -> None:
 
 
 class RecipeTrainer(ComparedTrainer):
-    """A run with a variant's mixer, and the average of its weights."""
+    """A run with a variant's mixer."""
 
     def __init__(self, cfg: RecipeRun, variant: Variant, data: Path, out: Path):
-        self.variant = variant
+        self.mixer = variant.mixer
         super().__init__(cfg, data / str(cfg.model.vocab_size), out, "cpu")
-        self.averaged = {name: p.detach().clone() for name, p in self.model.named_parameters()} if variant.ema else {}
 
     def new_model(self) -> RecipeDecoder:
-        return RecipeDecoder(self.cfg.model, self.variant.mixer)
-
-    def train_step(self) -> tuple[float, float]:
-        done = super().train_step()
-        with torch.no_grad():
-            for name, p in self.model.named_parameters() if self.averaged else ():
-                self.averaged[name].lerp_(p, 1 - self.variant.ema)
-        return done
-
-    def use_average(self) -> None:
-        """Puts the averaged weights in the place of the last ones."""
-        self.model.load_state_dict(self.averaged, strict=False)
+        return RecipeDecoder(self.cfg.model, self.mixer)
 
 
 def measure(base: RecipeRun, data: Path, work: Path, steps: int, only: list[str]) -> dict[str, float]:
@@ -125,7 +109,7 @@ def measure(base: RecipeRun, data: Path, work: Path, steps: int, only: list[str]
 
     Processor time, because other work on the machine changes it less than the time on the clock; on one thread it is the same."""
     torch.set_num_threads(1)
-    names = only or list(base.variants)
+    names = chosen(base, only)
     trainers = {name: RecipeTrainer(configured(base, name, 1), base.variants[name], data, work / name) for name in names}
     taken: dict[str, list[float]] = {name: [] for name in names}
     for turn in tqdm(range(steps + 2), unit="round"):
@@ -140,25 +124,26 @@ def measure(base: RecipeRun, data: Path, work: Path, steps: int, only: list[str]
 def run_one(base: RecipeRun, name: str, seed: int, data: Path, out: Path) -> None:
     """Trains and measures one variant with one seed; resumes a killed run."""
     cfg, variant, work = configured(base, name, seed), base.variants[name], out / "work" / f"{name}-{seed}"
-    if variant.ema:
-        shutil.rmtree(work, ignore_errors=True)  # the average of a run that was killed is lost
     trainer = RecipeTrainer(cfg, variant, data, work)
     trainer.run()
     trainer.as_served()
-    if variant.ema:
-        trainer.use_average()
-    validation = Validation(cfg, data / str(cfg.model.vocab_size))
+    validation = Validation(cfg, trainer.data)
     lines = [json.loads(line) for line in (work / "log.jsonl").read_text(encoding="utf-8").splitlines()]
-    t, plain = cfg.train, dataclasses.asdict(Variant(cost=variant.cost))
-    write_json(out / "runs" / f"{name}-{seed}.json", {
-        "variant": name, "changes": {key: x for key, x in dataclasses.asdict(variant).items() if x != plain[key]},
-        "cost": variant.cost, "parameters": parameters(trainer.model), "steps": t.steps,
-        "tokens": t.steps * t.lanes * t.segment, "seed": seed,
+    write_json(out / "runs" / f"{name}-{seed}.json", row(base, name, data) | {
+        "parameters": parameters(trainer.model), "seed": seed,
         "loss": validation.in_unit(validation.carried(trainer.model, cfg.compare.eval_tokens, lanes=4)),
         "curve": [[line["step"], line["valid"][cfg.compare.valid]["bits_per_byte"]] for line in lines if "valid" in line],
         "machine": machine(), "settings": settings(base),
     })
     shutil.rmtree(work)
+
+
+def row(base: RecipeRun, name: str, data: Path) -> dict:
+    """What the runs of a variant share."""
+    cfg, variant = configured(base, name, 1), dataclasses.asdict(base.variants[name])
+    t, plain = cfg.train, dataclasses.asdict(Variant(cost=variant["cost"]))
+    return {"variant": name, "changes": {key: x for key, x in variant.items() if x != plain[key]}, "cost": variant["cost"],
+            "steps": t.steps, "tokens": t.steps * t.lanes * t.segment * t.accumulate, "data": fingerprint(data / str(cfg.model.vocab_size))}
 
 
 def settings(base: RecipeRun) -> dict:
@@ -167,15 +152,28 @@ def settings(base: RecipeRun) -> dict:
     return {"corpus": base.compare.corpus, "unit": base.compare.unit, "evaluated_tokens": base.compare.eval_tokens} | tables
 
 
-def report(base: RecipeRun, out: Path, command: str) -> Path:
-    """Merges `runs/*.json` into `recipe.json`, variants in their order."""
+def finished(base: RecipeRun, data: Path, out: Path) -> list[dict]:
+    """The runs of a folder; ValueError if one was made with other settings, another variant of its name or other data."""
+    runs = read_runs(out / "runs", json.loads(json.dumps(settings(base))))
+    for run in runs:
+        want = row(base, run["variant"], data) if run["variant"] in base.variants else {}
+        other = [key for key in want or run if run[key] != want.get(key)]
+        if other:
+            raise ValueError(f"{out}: {run['variant']}, seed {run['seed']}, was made with another {', '.join(other)}; use another folder")
+    return runs
+
+
+def report(base: RecipeRun, data: Path, out: Path, command: str) -> Path:
+    """Merges `runs/*.json` into `recipe.json`, variants in their order. command: without the variants and seeds"""
     rows: dict[str, dict] = {}
-    machines = {}
-    for run in read_runs(out / "runs", json.loads(json.dumps(settings(base)))):
+    machines, made = {}, {}
+    for run in finished(base, data, out):
+        made.setdefault(run["seed"], []).append(run["variant"])
         seed = {key: run.pop(key) for key in ("seed", "loss", "curve")}
         machines[run.pop("machine")] = None
         rows.setdefault(run["variant"], run | {"seeds": []})["seeds"].append(seed)
-    value = {"experiment": base.compare.experiment, "command": command, "machine": "; ".join(machines),
+    commands = [f"{command} --seeds {seed} --only {','.join(filter(made[seed].__contains__, base.variants))}" for seed in sorted(made)]
+    value = {"experiment": base.compare.experiment, "command": "; ".join(commands), "machine": "; ".join(machines),
              "date": datetime.date.today().isoformat(), "settings": settings(base),
              "rows": [rows[name] for name in base.variants if name in rows]}
     path = out / f"{base.compare.experiment}.json"
@@ -185,11 +183,13 @@ def report(base: RecipeRun, out: Path, command: str) -> Path:
 
 def recipe(base: RecipeRun, data: Path, out: Path, only: list[str], seeds: list[int], command: str) -> Path:
     """Makes the missing runs, the first seed of every variant before the second; returns the report."""
+    names = chosen(base, only)
+    finished(base, data, out)  # refuses another experiment's folder before anything is computed
     remove_leftovers(out)
     torch.set_num_threads(1)
     for seed in seeds or base.compare.seeds:
-        for name in only or base.variants:
+        for name in names:
             if not (out / "runs" / f"{name}-{seed}.json").exists():
                 print(f"{name}, seed {seed}", flush=True)
                 run_one(base, name, seed, data, out)
-    return report(base, out, command)
+    return report(base, data, out, command)

@@ -82,7 +82,7 @@ impl Row {
 }
 
 pub(super) fn section(path: &Path, record: &Record<Row>) -> Result<Section, RecordError> {
-    each_once(path, record.rows.iter().map(|row| (row.mixer.as_str(), row.seeds.len())))?;
+    each_once(path, "mixer", record.rows.iter().map(|row| (row.mixer.as_str(), row.seeds.len())))?;
     for (at, row) in record.rows.iter().enumerate() {
         let field = |rest: &str| format!("rows[{at}].{rest}");
         for (number, seed) in row.seeds.iter().enumerate() {

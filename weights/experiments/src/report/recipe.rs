@@ -5,7 +5,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::section::{Section, checked, differences, mean, table, with_spread};
+use super::section::{Section, above, checked, differences, each_once, mean, table, with_spread};
 use crate::record::{Record, RecordError};
 use crate::scale::Kind;
 use crate::svg::{Axis, DotRow, Dots, Panel, Picture};
@@ -35,10 +35,9 @@ impl Row {
         self.seeds.iter().map(|seed| seed.loss).collect()
     }
 
-    /// How much greater the loss is than another variant's, for each seed that both have.
     fn above(&self, other: &Row) -> Vec<f64> {
-        let pair = |run: &Run| Some(run.loss - other.seeds.iter().find(|same| same.seed == run.seed)?.loss);
-        self.seeds.iter().filter_map(pair).collect()
+        let by_seed = |row: &Row| row.seeds.iter().map(|run| (run.seed, run.loss)).collect::<Vec<_>>();
+        above(&by_seed(self), &by_seed(other))
     }
 
     /// `proj_dim 128`, ...
@@ -55,11 +54,9 @@ impl Row {
 }
 
 pub(super) fn section(path: &Path, record: &Record<Row>) -> Result<Section, RecordError> {
+    each_once(path, "variant", record.rows.iter().map(|row| (row.variant.as_str(), row.seeds.len())))?;
     for (at, row) in record.rows.iter().enumerate() {
         let field = |rest: &str| format!("rows[{at}].{rest}");
-        if row.seeds.is_empty() {
-            return Err(RecordError::malformed(path, field("seeds"), "must not be empty"));
-        }
         checked(path, &field("cost"), row.cost, |cost| cost > 0.0)?;
         for (number, seed) in row.seeds.iter().enumerate() {
             checked(path, &field(&format!("seeds[{number}].loss")), seed.loss, |loss| loss > 0.0)?;

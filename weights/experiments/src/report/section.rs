@@ -20,17 +20,27 @@ pub(super) fn table(headings: &[String], rows: &[Vec<String>]) -> String {
     line(headings) + &line(&rule) + &rows.iter().map(|row| line(row)).collect::<String>()
 }
 
-/// Refuses a mixer that appears twice or has no seeds. rows: each mixer's name and number of seeds
-pub(super) fn each_once<'a>(path: &Path, rows: impl Iterator<Item = (&'a str, usize)>) -> Result<(), RecordError> {
+/// How far one row is above another, for each seed that both have. ours and theirs: each seed, and its value
+pub(super) fn above(ours: &[(u64, f64)], theirs: &[(u64, f64)]) -> Vec<f64> {
+    let pair = |(seed, value): &(u64, f64)| Some(value - theirs.iter().find(|same| same.0 == *seed)?.1);
+    ours.iter().filter_map(pair).collect()
+}
+
+/// Refuses a mixer or a variant that appears twice or has no seeds. key: what a row calls it; rows: each one's name and number of seeds
+pub(super) fn each_once<'a>(
+    path: &Path,
+    key: &str,
+    rows: impl Iterator<Item = (&'a str, usize)>,
+) -> Result<(), RecordError> {
     let mut names = Vec::new();
-    for (at, (mixer, seeds)) in rows.enumerate() {
-        if names.contains(&mixer) {
-            return Err(RecordError::malformed(path, format!("rows[{at}].mixer"), format!("{mixer} appears twice")));
+    for (at, (name, seeds)) in rows.enumerate() {
+        if names.contains(&name) {
+            return Err(RecordError::malformed(path, format!("rows[{at}].{key}"), format!("{name} appears twice")));
         }
         if seeds == 0 {
             return Err(RecordError::malformed(path, format!("rows[{at}].seeds"), "must not be empty"));
         }
-        names.push(mixer);
+        names.push(name);
     }
     Ok(())
 }

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::curves;
-use super::section::{Section, checked, color, differences, each_once, mean, table, with_spread};
+use super::section::{Section, above, checked, color, differences, each_once, mean, table, with_spread};
 use crate::record::{Record, RecordError};
 use crate::scale::Kind;
 use crate::svg::{Axis, DotRow, Dots, Panel, Picture};
@@ -40,10 +40,8 @@ impl Row {
         self.seeds.iter().map(|seed| seed.bleu).collect()
     }
 
-    /// How far the mixer is above another, for each seed that both have.
-    fn above(&self, other: &Row) -> Vec<f64> {
-        let pair = |run: &Run| Some(run.bleu - other.seeds.iter().find(|same| same.seed == run.seed)?.bleu);
-        self.seeds.iter().filter_map(pair).collect()
+    fn by_seed(&self) -> Vec<(u64, f64)> {
+        self.seeds.iter().map(|run| (run.seed, run.bleu)).collect()
     }
 
     fn mean(&self) -> f64 {
@@ -52,7 +50,7 @@ impl Row {
 }
 
 pub(super) fn section(path: &Path, record: &Record<Row>) -> Result<Section, RecordError> {
-    each_once(path, record.rows.iter().map(|row| (row.mixer.as_str(), row.seeds.len())))?;
+    each_once(path, "mixer", record.rows.iter().map(|row| (row.mixer.as_str(), row.seeds.len())))?;
     for (at, row) in record.rows.iter().enumerate() {
         let field = |rest: &str| format!("rows[{at}].{rest}");
         for (number, seed) in row.seeds.iter().enumerate() {
@@ -115,7 +113,7 @@ fn markdown(rows: &[&Row], softmax: Option<&Row>, unit: &str) -> String {
             row.mixer.clone(),
             format!("**{:.2}**", row.mean()),
             each.join(", "),
-            softmax.map_or_else(|| "-".into(), |softmax| differences(&row.above(softmax), 2)),
+            softmax.map_or_else(|| "-".into(), |softmax| differences(&above(&row.by_seed(), &softmax.by_seed()), 2)),
             with_spread(&losses, 3),
             grouped(row.parameters),
             grouped(row.state_bytes),
