@@ -116,6 +116,11 @@ impl Tools {
         Ok(Some(Self { template: Value::Array(template), calls, choice, parallel, schema: None }))
     }
 
+    /// Whether the answer has to be a call.
+    pub(in crate::api) fn must_call(&self) -> bool {
+        self.choice != ToolChoice::Auto
+    }
+
     /// The tools as the chat template takes them.
     pub(super) fn template(&self) -> &Value {
         &self.template

@@ -34,9 +34,9 @@ impl AnswerSplitter {
         self.reasoning.as_ref().is_some_and(ReasoningSplitter::is_open)
     }
 
-    /// Whether the answer ends with text, if only an empty one.
+    /// Whether the answer ends with text, if only an empty one. It does not if its reasoning was cut off.
     pub(in crate::api) fn ends_with_text(&self) -> bool {
-        !self.calls_only() && !self.is_reasoning()
+        !self.calls_only() && !self.reasoning.as_ref().is_some_and(ReasoningSplitter::is_in_words)
     }
 
     /// Whether the answer is one or more complete calls.

@@ -91,6 +91,11 @@ impl ReasoningSplitter {
         matches!(self.at, At::Begun { opens: true } | At::Opened | At::Reasoning)
     }
 
+    /// Whether the reasoning has words and has not ended.
+    pub(super) fn is_in_words(&self) -> bool {
+        matches!(self.at, At::Reasoning)
+    }
+
     /// Adds text.
     pub(super) fn push(&mut self, text: &str) -> Separated {
         let mut out = Separated::default();

@@ -139,14 +139,42 @@ async fn messages_have_reasoning_as_a_block_of_thinking() {
     }
     let (refused, _) = both(&state, "/v1/messages", body(json!({"thinking": {"type": "on"}}))).await;
     assert_eq!(refused["error"]["param"], "thinking", "{refused}");
+
+    // Where the answer has no place for it, a prompt that begins reasoning would spoil the answer.
+    let tool = json!({"name": "f", "input_schema": {"type": "object"}});
+    let format = json!({"format": {"type": "json_schema", "schema": {"type": "object"}}});
+    let said = json!([{"role": "user", "content": "u"}, {"role": "assistant", "content": "The"}]);
+    for more in [
+        json!({"messages": said}),
+        json!({"tools": [tool], "tool_choice": {"type": "any"}}),
+        json!({"output_config": format}),
+    ] {
+        let count = async |kind: &str| {
+            let thinking = json!({"thinking": {"type": kind}});
+            both(&state, "/v1/messages/count_tokens", with(body(more.clone()), thinking)).await.0
+        };
+        let refused = count("enabled").await;
+        assert_eq!(refused["error"]["param"], "thinking", "{refused}");
+        let message = refused["error"]["message"].as_str().unwrap();
+        assert!(message.starts_with("thinking.type must be adaptive or disabled"), "{refused}");
+        let (adaptive, disabled) = (count("adaptive").await, count("disabled").await);
+        assert!(adaptive["input_tokens"].is_u64() && adaptive == disabled, "{adaptive} {disabled}");
+    }
 }
 
 /// `response.output[0]` and `message.content[0]` of an empty answer did not exist.
 #[tokio::test]
 async fn an_answer_without_text_has_an_empty_one() {
     let folder = tempfile::tempdir().unwrap();
-    for (answer, before) in [("", None), ("<think>x</think>", Some("x"))] {
-        let state = parrot(answer, TEMPLATE, folder.path());
+    let open = TEMPLATE.replace("{{ opening }}", "<think>\n");
+    for (answer, template, before) in [
+        ("", TEMPLATE, None),
+        ("<think>x</think>", TEMPLATE, Some("x")),
+        // Reasoning without a word is none.
+        ("<think>", TEMPLATE, None),
+        (" ", &*open, None),
+    ] {
+        let state = parrot(answer, template, folder.path());
         let (response, events) = both(&state, "/v1/responses", json!({"input": "u", "store": false})).await;
         let last = response["output"].as_array().unwrap().last().unwrap();
         assert_eq!((&last["type"], &last["content"][0]["text"]), (&json!("message"), &json!("")), "{response}");
@@ -186,4 +214,7 @@ async fn reasoning_that_was_cut_off_is_a_turn_in_a_history() {
     let with_turn = read(json!([user, empty, user])).await;
     assert_eq!(read(json!([user, item, user])).await, with_turn);
     assert_eq!(read(json!([user, item, empty, user])).await, with_turn);
+    // What comes first may follow a stored answer, and what comes last is continued by no one.
+    let (first, last) = (read(json!([item, user])).await, read(json!([user, item])).await);
+    assert_eq!((first, last), (read(json!([user])).await, read(json!([user])).await));
 }

@@ -16,7 +16,7 @@ use crate::api::formats::format::{Converted, Format};
 use crate::api::formats::unsupported::{self, Ignored};
 use crate::api::openapi::schemas;
 use crate::api::request::continuation::SessionParameters;
-use crate::api::request::grammar::GrammarParameters;
+use crate::api::request::grammar::{GrammarParameters, GrammarRequest};
 use crate::api::request::prompt::{Conversation, Ending, Prompt};
 use crate::api::request::sampling::SamplingOverrides;
 use crate::api::request::tools::Tools;
@@ -90,11 +90,18 @@ struct Thinking {
 }
 
 impl Thinking {
-    /// The variables of the template.
-    fn variables(&self, served: &Served) -> Result<Map<String, Value>, ApiError> {
+    /// The variables of the template. Some answers leave no place for reasoning: after a prompt that begins it, a model
+    /// could not even end the tag.
+    fn variables(&self, served: &Served, no_place: bool) -> Result<Map<String, Value>, ApiError> {
         let can = served.template.as_deref().is_some_and(ChatTemplate::has_reasoning);
         let wants = match self.kind.as_str() {
-            "enabled" | "adaptive" => true,
+            "enabled" if no_place => {
+                let message = "thinking.type must be adaptive or disabled if the answer continues a message of the \
+                               assistant's, has to call a tool, or follows a schema";
+                return Err(invalid("thinking", message));
+            }
+            "enabled" => true,
+            "adaptive" => !no_place,
             "disabled" => false,
             kind => {
                 let kind: String = kind.chars().take(100).collect();
@@ -102,7 +109,7 @@ impl Thinking {
                 return Err(invalid("thinking", message));
             }
         };
-        if wants && !can {
+        if !can && self.kind != "disabled" {
             return Err(invalid("thinking", "thinking.type must be disabled: this model does not reason"));
         }
         Ok(if can { Map::from_iter([("enable_thinking".to_owned(), wants.into())]) } else { Map::new() })
@@ -129,14 +136,14 @@ impl MessagesRequest {
     pub(super) fn count_tokens(mut self, served: &Served) -> Result<(usize, Ignored), ApiError> {
         let ignored = self.check()?;
         served.check_name(self.model.as_deref().unwrap_or_default(), Some("model"))?;
-        let (prompt, tools) = self.prompt(served)?;
+        let (prompt, tools, _) = self.prompt(served)?;
         let prompts = prompt.encode(NAMES.prompt, tools.as_ref(), served, None)?;
         Ok((prompts.iter().map(Vec::len).sum(), ignored))
     }
 
-    /// The messages, and the tools that the answer may call. The answer continues the last message if that is the
-    /// assistant's.
-    fn prompt(&mut self, served: &Served) -> Result<(Prompt, Option<Tools>), ApiError> {
+    /// The messages, the tools that the answer may call, and what it must follow. The answer continues the last message if
+    /// that is the assistant's.
+    fn prompt(&mut self, served: &Served) -> Result<(Prompt, Option<Tools>, Option<GrammarRequest>), ApiError> {
         let tools = tools(self.tools.take().unwrap_or_default(), self.tool_choice.take())?;
         let mut messages = messages(self.system.take(), self.messages.take().unwrap_or_default())?;
         let continued = messages.pop_if(|last| last.role == "assistant" && last.more.is_empty());
@@ -150,9 +157,14 @@ impl MessagesRequest {
                 "messages must not end with the assistant's if tools may be called: a call cannot be continued";
             return Err(invalid("messages", message));
         }
+        let grammar = output::grammar(self.output_config.take(), self.output_format.take())?;
+        let no_place = prefill.is_some() || grammar.is_some() || tools.as_ref().is_some_and(Tools::must_call);
+        let variables = match self.thinking.take() {
+            Some(thinking) => thinking.variables(served, no_place)?,
+            None => Map::new(),
+        };
         let ending = prefill.map_or(Ending::Answer, Ending::Prefill);
-        let variables = self.thinking.take().map_or_else(|| Ok(Map::new()), |thinking| thinking.variables(served))?;
-        Ok((Prompt::Messages(Conversation { ending, variables, ..messages.into() }), tools))
+        Ok((Prompt::Messages(Conversation { ending, variables, ..messages.into() }), tools, grammar))
     }
 
     fn check(&self) -> Result<Ignored, ApiError> {
@@ -174,8 +186,7 @@ impl Format for MessagesRequest {
         if let Some(temperature) = self.temperature.filter(|temperature| !(0.0..=1.0).contains(temperature)) {
             return Err(invalid("temperature", format!("temperature must be from 0 to 1, found {temperature}")));
         }
-        let (prompt, tools) = self.prompt(served)?;
-        let grammar = output::grammar(self.output_config, self.output_format)?;
+        let (prompt, tools, grammar) = self.prompt(served)?;
         let request = TextRequest {
             model: self.model,
             stop: self.stop_sequences.unwrap_or_default(),

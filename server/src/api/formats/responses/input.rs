@@ -50,8 +50,9 @@ pub(super) fn messages(instructions: Option<String>, input: Option<Input>) -> Re
         Some(Input::Items(items)) => {
             let mut items = items.into_iter().enumerate().peekable();
             while let Some((at, item)) = items.next() {
-                let cut_off = item.is("reasoning") && !items.peek().is_some_and(|(_, next)| next.is_of_answer());
-                if cut_off {
+                let cut_off = item.is("reasoning") && items.peek().is_some_and(|(_, next)| !next.is_of_answer());
+                // The first item may follow a stored answer.
+                if cut_off && at > 0 {
                     // Many templates want users and the assistant to take turns.
                     messages.push(message("assistant", Content::Text(String::new())));
                 }
