@@ -98,8 +98,7 @@ pub(in crate::api) fn read_query<T>(query: Result<Query<T>, QueryRejection>) -> 
         let text = rejection.body_text();
         let message = text.strip_prefix("Failed to deserialize query string: ").unwrap_or(&text);
         // A name that is wrong or missing; or the name of a parameter, and what is wrong with its value.
-        let of_name = ["unknown field `", "missing field `", "duplicate field `"];
-        match message.split_once(": ").filter(|_| !of_name.iter().any(|start| message.starts_with(start))) {
+        match message.split_once(": ").filter(|_| !message.contains(" field `")) {
             Some((param, message)) => ApiError::invalid(Some(param), data_complaint(param, message)),
             None => ApiError::invalid(message.split('`').nth(1), data_complaint("the query", message)),
         }

@@ -168,7 +168,6 @@ async fn a_lineage_crosses_forks_and_has_the_common_ancestor() {
         (format!("with={unknown}"), 404, "with"),
         ("with=ses_00000000000000000000000000000000".to_owned(), 404, "with"),
         ("limit=0".to_owned(), 400, "limit"),
-        ("limit=x%20field%20%60y".to_owned(), 400, "limit"),
     ] {
         let refused = app.get(&format!("{lineage}?{query}")).await;
         assert_eq!((refused.status.as_u16(), &*refused.param()), (status, param), "{query}");
