@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import functools
 import json
 import shutil
 import statistics
@@ -138,12 +139,15 @@ def run_one(base: RecipeRun, name: str, seed: int, data: Path, out: Path) -> Non
     shutil.rmtree(work)
 
 
+fingerprint_once = functools.cache(fingerprint)  # of a folder that many runs share
+
+
 def row(base: RecipeRun, name: str, data: Path) -> dict:
     """What the runs of a variant share."""
     cfg, variant = configured(base, name, 1), dataclasses.asdict(base.variants[name])
     t, plain = cfg.train, dataclasses.asdict(Variant(cost=variant["cost"]))
     return {"variant": name, "changes": {key: x for key, x in variant.items() if x != plain[key]}, "cost": variant["cost"],
-            "steps": t.steps, "tokens": t.steps * t.lanes * t.segment * t.accumulate, "data": fingerprint(data / str(cfg.model.vocab_size))}
+            "steps": t.steps, "tokens": t.steps * t.lanes * t.segment * t.accumulate, "data": fingerprint_once(data / str(cfg.model.vocab_size))}
 
 
 def settings(base: RecipeRun) -> dict:

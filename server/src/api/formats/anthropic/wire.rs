@@ -90,18 +90,11 @@ struct Thinking {
 }
 
 impl Thinking {
-    /// The variables of the template. Some answers leave no place for reasoning: after a prompt that begins it, a model
-    /// could not even end the tag.
-    fn variables(&self, served: &Served, no_place: bool) -> Result<Map<String, Value>, ApiError> {
-        let can = served.template.as_deref().is_some_and(ChatTemplate::has_reasoning);
+    /// The variables of the template. has_place: whether the answer may begin with reasoning; where it may not, a model whose
+    /// prompt begins the reasoning could not even end the tag
+    fn variables(&self, served: &Served, has_place: bool) -> Result<Map<String, Value>, ApiError> {
         let wants = match self.kind.as_str() {
-            "enabled" if no_place => {
-                let message = "thinking.type must be adaptive or disabled if the answer continues a message of the \
-                               assistant's, has to call a tool, or follows a schema";
-                return Err(invalid("thinking", message));
-            }
-            "enabled" => true,
-            "adaptive" => !no_place,
+            "enabled" | "adaptive" => true,
             "disabled" => false,
             kind => {
                 let kind: String = kind.chars().take(100).collect();
@@ -109,10 +102,17 @@ impl Thinking {
                 return Err(invalid("thinking", message));
             }
         };
-        if !can && self.kind != "disabled" {
+        let can = served.template.as_deref().is_some_and(ChatTemplate::has_reasoning);
+        if wants && !can {
             return Err(invalid("thinking", "thinking.type must be disabled: this model does not reason"));
         }
-        Ok(if can { Map::from_iter([("enable_thinking".to_owned(), wants.into())]) } else { Map::new() })
+        if self.kind == "enabled" && !has_place {
+            let message = "thinking.type must be adaptive or disabled if the answer continues a message of the assistant's, \
+                           has to call a tool, or follows a schema";
+            return Err(invalid("thinking", message));
+        }
+        let variable = ("enable_thinking".to_owned(), (wants && has_place).into());
+        Ok(if can { Map::from_iter([variable]) } else { Map::new() })
     }
 }
 
@@ -121,7 +121,16 @@ pub(in crate::api) struct CountRequest;
 
 impl PartialSchema for CountRequest {
     fn schema() -> RefOr<Schema> {
-        schemas::only::<MessagesRequest>(&["model", "messages", "system", "tools", "tool_choice", "thinking"])
+        schemas::only::<MessagesRequest>(&[
+            "model",
+            "messages",
+            "system",
+            "tools",
+            "tool_choice",
+            "thinking",
+            "output_config",
+            "output_format",
+        ])
     }
 }
 
@@ -141,7 +150,7 @@ impl MessagesRequest {
         Ok((prompts.iter().map(Vec::len).sum(), ignored))
     }
 
-    /// The messages, the tools that the answer may call, and what it must follow. The answer continues the last message if
+    /// The messages, the tools that the answer may call, and the grammar that it must follow. The answer continues the last message if
     /// that is the assistant's.
     fn prompt(&mut self, served: &Served) -> Result<(Prompt, Option<Tools>, Option<GrammarRequest>), ApiError> {
         let tools = tools(self.tools.take().unwrap_or_default(), self.tool_choice.take())?;
@@ -158,9 +167,9 @@ impl MessagesRequest {
             return Err(invalid("messages", message));
         }
         let grammar = output::grammar(self.output_config.take(), self.output_format.take())?;
-        let no_place = prefill.is_some() || grammar.is_some() || tools.as_ref().is_some_and(Tools::must_call);
+        let has_place = prefill.is_none() && grammar.is_none() && !tools.as_ref().is_some_and(Tools::must_call);
         let variables = match self.thinking.take() {
-            Some(thinking) => thinking.variables(served, no_place)?,
+            Some(thinking) => thinking.variables(served, has_place)?,
             None => Map::new(),
         };
         let ending = prefill.map_or(Ending::Answer, Ending::Prefill);
