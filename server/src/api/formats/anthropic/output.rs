@@ -63,7 +63,9 @@ fn schema(param: &'static str, path: &str, format: Value) -> Result<GrammarReque
         return Err(ApiError::invalid(Some(param), format!("{path}.schema must be given")));
     };
     nothing_else(param, path, &format)?;
-    Ok(GrammarRequest::new(GrammarSpec::JsonSchema(schema), param, format!("{path}.schema")))
+    let path = format!("{path}.schema");
+    let schema = object(param, &path, schema)?;
+    Ok(GrammarRequest::new(GrammarSpec::JsonSchema(schema.into()), param, path))
 }
 
 /// Refuses fields that would change the answer if they were supported.
