@@ -12,7 +12,6 @@ import pathlib
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,11 +21,12 @@ from typing import NoReturn
 
 import aiohttp
 
+from ports import HOST, free_port
+
 BUCKET, FOLDER = "tidegate-ci", "cluster"
 # It must not appear in any log.
 SECRET = "chaos-and-order"
 STORE = ["--store", f"s3://{BUCKET}/{FOLDER}"]
-HOST = "127.0.0.1"
 PATIENCE_S = 120
 # For requests of our own to the S3 server, which reads the signature of none.
 SIGNED = {"authorization": "AWS4-HMAC-SHA256 Credential=ci/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0"}
@@ -36,12 +36,6 @@ PACKAGES = "postgresql and haproxy from Debian, moto[server] and aiohttp from Py
 
 class Failed(Exception):
     """Something does not work, so that the program ends."""
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind((HOST, 0))
-        return listener.getsockname()[1]
 
 
 def found(name: str, *folders: str) -> str:
@@ -86,6 +80,10 @@ class Child:
 
     def running(self) -> bool:
         return self.process is not None and self.process.poll() is None
+
+    def check_running(self) -> None:
+        if not self.running():
+            raise Failed(f"{self.name} has ended with {self.process.returncode}:\n{self.last_lines()}")
 
     def signal(self, number: signal.Signals) -> None:
         if self.running():
@@ -219,8 +217,7 @@ class Replica(Child):
         super().__init__(name, folder, command, **env)
 
     async def is_ready(self) -> bool:
-        if not self.running():
-            raise Failed(f"{self.name} has ended with {self.process.returncode}:\n{self.last_lines()}")
+        self.check_running()
         with contextlib.suppress(aiohttp.ClientError, asyncio.TimeoutError, OSError):
             async with (
                 aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session,
@@ -306,6 +303,7 @@ class Cluster:
 
     async def answers(self) -> bool:
         """Whether a request gets through HAProxy to a replica that is ready."""
+        self.proxy.check_running()
         with contextlib.suppress(aiohttp.ClientError, asyncio.TimeoutError):
             timeout = aiohttp.ClientTimeout(total=5)
             async with aiohttp.ClientSession(timeout=timeout) as session, session.get(f"{self.url}/v1/models") as answer:

@@ -1,7 +1,7 @@
 """docker/haproxy.cfg and docker/nginx.conf in front of two servers that do what this script says: affinity, streams,
 retries, servers that are not ready or gone, and clients that leave.
 
-    python .ci/proxies.py       (needs haproxy and nginx)
+    python .ci/cluster/proxies.py       (needs haproxy and nginx)
 """
 
 import http.client
@@ -9,7 +9,6 @@ import json
 import os
 import pathlib
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,16 +18,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-CONFIG = pathlib.Path(__file__).parent.parent / "docker"
+from ports import free_port
+
+CONFIG = pathlib.Path(__file__).parents[2] / "docker"
 PATIENCE_S = 30
 EVENTS = 50
 SESSIONS = [f"ses_{number:032x}" for number in range(40)]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def until(what: str, condition: Callable[[], bool]) -> None:
