@@ -121,11 +121,13 @@ enum Text<'a> {
     Bytes(&'a [u8]),
 }
 
+/// A token: its id, or with `with_pieces` an object.
 #[derive(Serialize, ToSchema)]
 #[serde(untagged)]
-enum Tokens<'a> {
-    Ids(&'a [u32]),
-    Pieces(Vec<Piece<'a>>),
+#[schema(as = TokenOfText)]
+enum Token<'a> {
+    Id(u32),
+    Piece(Piece<'a>),
 }
 
 /// Tokens for clients of llama.cpp, which read `tokens` alone, and of vLLM.
@@ -134,7 +136,7 @@ pub(in crate::api) struct Tokenized<'a> {
     count: usize,
     /// The longest prompt and answer together, in tokens.
     max_model_len: usize,
-    tokens: Tokens<'a>,
+    tokens: Vec<Token<'a>>,
     #[schema(required)]
     token_strs: Option<Vec<String>>,
 }
@@ -180,16 +182,12 @@ pub(in crate::api) async fn tokenize(
         let (ids, param) = ids(&mut wire, served)?;
         bounded(ids.len(), param, served)?;
         let pieces = wire.with_pieces.unwrap_or(false);
-        let tokens = if pieces {
-            Tokens::Pieces(ids.iter().map(|id| Piece { id: *id, piece: piece(*id, served) }).collect())
-        } else {
-            Tokens::Ids(&ids)
-        };
+        let token = |id| if pieces { Token::Piece(Piece { id, piece: piece(id, served) }) } else { Token::Id(id) };
         let names = || ids.iter().map(|id| served.tokenizer.name(*id)).collect();
         let tokenized = to_json(&Tokenized {
             count: ids.len(),
             max_model_len: served.limits.context(),
-            tokens,
+            tokens: ids.iter().copied().map(token).collect(),
             token_strs: wire.return_token_strs.unwrap_or(false).then(names),
         });
         Ok((tokenized, ignored))

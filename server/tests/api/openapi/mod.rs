@@ -44,6 +44,18 @@ async fn every_example_is_answered_as_described() {
     }
 }
 
+/// No token fits the description of ids and that of objects.
+#[tokio::test]
+async fn tokens_of_an_empty_text_are_as_described() {
+    let app = app().await;
+    let document = walk::document(&app.state).await;
+    for body in [json!({"content": ""}), json!({"content": "", "with_pieces": true})] {
+        let answer = walk::send(&app.state, "post", "/tokenize", Some(&body)).await;
+        assert_eq!(answer.status, StatusCode::OK, "{}", answer.text());
+        walk::check(&document, "post", "/tokenize", &answer);
+    }
+}
+
 #[tokio::test]
 async fn refusals_are_as_described() {
     let app = app().await;
