@@ -137,6 +137,10 @@ async fn messages_have_reasoning_as_a_block_of_thinking() {
             both(&state, "/v1/messages", body(json!({"thinking": {"type": kind, "budget_tokens": 1024}}))).await;
         assert_eq!(read(&asked), read(&whole) + more, "{kind}: {asked}");
     }
+    let cut = json!([{"role": "user", "content": "u"}, {"role": "assistant", "content": [blocks[0]]}]);
+    let after = with(body(json!({"messages": cut})), json!({"thinking": {"type": "enabled"}}));
+    let (after, _) = both(&state, "/v1/messages", after).await;
+    assert_eq!(read(&after), read(&whole) + 1, "cut-off reasoning is no message to continue: {after}");
     let (refused, _) = both(&state, "/v1/messages", body(json!({"thinking": {"type": "on"}}))).await;
     assert_eq!(refused["error"]["param"], "thinking", "{refused}");
 

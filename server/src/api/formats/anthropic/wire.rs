@@ -156,11 +156,12 @@ impl MessagesRequest {
         let tools = tools(self.tools.take().unwrap_or_default(), self.tool_choice.take())?;
         let mut messages = messages(self.system.take(), self.messages.take().unwrap_or_default())?;
         let continued = messages.pop_if(|last| last.role == "assistant" && last.more.is_empty());
-        let prefill = continued.map(|message| message.content);
-        if prefill.is_some() && messages.is_empty() {
+        if continued.is_some() && messages.is_empty() {
             let message = "messages must hold one before the assistant's message that is to be continued";
             return Err(invalid("messages", message));
         }
+        // An answer that was cut off while the model reasoned has no text to continue.
+        let prefill = continued.map(|message| message.content).filter(|text| !text.is_empty());
         if prefill.is_some() && tools.is_some() {
             let message =
                 "messages must not end with the assistant's if tools may be called: a call cannot be continued";
