@@ -5,7 +5,7 @@ import random
 import socket
 
 HOST = "127.0.0.1"
-LOWEST = 10_000
+PORTS = range(10_000, 65_536)
 _given: set[int] = set()
 
 
@@ -14,9 +14,12 @@ def free_port() -> int:
 
     The system could give one of its own choice to another listener, or to a connection, before its server listens.
     """
-    lowest_of_system = int(pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    ports = [port for port in range(LOWEST, lowest_of_system) if port not in _given]
+    lowest, highest = map(int, pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    # A system may keep all of them for itself; then one of its own has to do.
+    ports = [port for port in PORTS if not lowest <= port <= highest] or list(PORTS)
     for port in random.sample(ports, len(ports)):
+        if port in _given:
+            continue
         with socket.socket() as listener:
             # A connection that was closed a moment ago does not make a port unfit.
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -26,4 +29,4 @@ def free_port() -> int:
                 continue
         _given.add(port)
         return port
-    raise OSError(f"no port from {LOWEST} to {lowest_of_system} is free")
+    raise OSError(f"no port from {PORTS.start} to {PORTS.stop - 1} is free")
