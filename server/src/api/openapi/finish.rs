@@ -27,10 +27,10 @@ fn conditions() -> [(&'static str, Value); 11] {
         json!({"properties": nulls})
     };
     let append = json!([{"oneOf": texts.map(given)}]);
-    // A list of alternatives, of which "none of them" is one, says the same, but takes generators of requests minutes.
-    let without = |name: &str, others: &[&str]| json!({"if": given(name), "then": absent(others)});
-    let mut create: Vec<Value> = (1..starts.len()).map(|next| without(starts[next - 1], &starts[next..])).collect();
-    create.push(without("seed", &["version", "snapshot"]));
+    // Not `oneOf` with "none of them" as an alternative: generators of requests then search for minutes.
+    let excludes = |name: &str, others: &[&str]| json!({"if": given(name), "then": absent(others)});
+    let mut create: Vec<Value> = (1..starts.len()).map(|next| excludes(starts[next - 1], &starts[next..])).collect();
+    create.push(excludes("seed", &["version", "snapshot"]));
     let words = ["content", "prompt", "messages"];
     let tokens = json!([{"oneOf": words.map(given)}]);
     let of = |kind: &str| json!({"required": ["type"], "properties": {"type": {"const": kind}}});

@@ -77,7 +77,7 @@ async fn a_message_equals_the_answer_of_chat() {
     assert_eq!((tokens("output_tokens"), tokens("cache_creation_input_tokens")), (12, 0));
     let counted = answered("/v1/messages/count_tokens", &body).await;
     assert_eq!(counted, json!({"input_tokens": chat["usage"]["prompt_tokens"]}));
-    // What has to do with the prompt is checked as for an answer.
+    // The format of the answer is checked too: it decides whether there is room for reasoning, which changes the prompt.
     let wrong = with(body, json!({"output_format": {"type": "json_schema", "schema": [null]}}));
     let refused = ask(&shipped(), "/v1/messages/count_tokens", &wrong).await;
     assert_eq!(refused.status(), StatusCode::BAD_REQUEST);

@@ -57,6 +57,32 @@ async fn tokens_of_an_empty_text_are_as_described() {
 }
 
 #[tokio::test]
+async fn what_excludes_what_in_a_new_session_is_described() {
+    let app = app().await;
+    let document = walk::document(&app.state).await;
+    let schema = &document["components"]["schemas"]["CreateRequest"];
+    let values = [
+        ("text", json!("x")),
+        ("tokens", json!([1])),
+        ("messages", json!([{"role": "user", "content": "x"}])),
+        ("version", json!(format!("ver_{}", "0".repeat(32)))),
+        ("snapshot", json!("AAAA")),
+        ("seed", json!(1)),
+    ];
+    for (at, (name, value)) in values.iter().enumerate() {
+        for (other, more) in &values[at + 1..] {
+            let alone = json!({*name: value, *other: null});
+            assert!(schema::complaints(&document, schema, &alone).is_empty(), "{alone}");
+            let both = json!({*name: value, *other: more});
+            let may_be = *other == "seed" && ["text", "tokens", "messages"].contains(name);
+            assert_eq!(schema::complaints(&document, schema, &both).is_empty(), may_be, "{both}");
+            let status = walk::send(&app.state, "post", "/v1/sessions", Some(&both)).await.status;
+            assert_eq!(status == StatusCode::BAD_REQUEST, !may_be, "{both}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn refusals_are_as_described() {
     let app = app().await;
     let document = walk::document(&app.state).await;
