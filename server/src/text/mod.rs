@@ -12,6 +12,7 @@ mod encoder;
 mod error;
 mod grammar;
 mod pieces;
+mod reasoning;
 mod split;
 mod stop;
 mod tokenizer;
@@ -31,6 +32,7 @@ pub use grammar::{
     Call, Calls, CompiledGrammar, GrammarError, GrammarMatcher, GrammarSpec, Grammars, HelperCommand, Instead,
     MAX_CHOICES, MAX_COMPILERS, MAX_GRAMMAR_BYTES, MAX_GRAMMAR_DEPTH, OffGrammar, compile_grammars,
 };
+pub use reasoning::{REASONING_CLOSES, REASONING_OPENS, ReasoningStart};
 pub use stop::{MAX_STOP_STRINGS, StopError, StopMatcher, StopStrings};
 pub use tokenizer::{GenerationDefaults, Tokenizer, tokenizer_file};
 pub use vocabulary::Vocabulary;

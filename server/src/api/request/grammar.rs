@@ -1,4 +1,4 @@
-//! The grammar that an answer must follow, from its first token to its last.
+//! The grammar that an answer must follow, from its first token to its last. Reasoning is before the answer.
 //!
 //! An answer that is cut off by its length or by a stop string is a beginning of what the grammar allows, and may be
 //! unfinished JSON.
@@ -11,7 +11,7 @@ use super::tools::Tools;
 use crate::api::error::ApiError;
 use crate::api::state::{AppState, Served};
 use crate::engine::Grammar;
-use crate::text::{CompiledGrammar, GrammarError, GrammarSpec};
+use crate::text::{CompiledGrammar, GrammarError, GrammarSpec, ReasoningStart};
 
 /// A grammar that a request asks for.
 #[derive(Clone, Debug)]
@@ -27,6 +27,11 @@ impl GrammarRequest {
     /// A grammar at `path` in the field `param`.
     pub(in crate::api) fn new(spec: GrammarSpec, param: &'static str, path: impl Into<String>) -> Self {
         Self { spec, param, path: path.into() }
+    }
+
+    /// The same after the model's reasoning, where that has a place.
+    pub(super) fn after_reasoning(self, start: ReasoningStart) -> Self {
+        Self { spec: self.spec.after_reasoning(start), ..self }
     }
 
     /// Whether the answer is nothing but JSON.

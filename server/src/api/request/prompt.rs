@@ -8,7 +8,7 @@ use super::tools::Tools;
 use crate::api::error::ApiError;
 use crate::api::state::Served;
 use crate::session::Snapshot;
-use crate::text::{After, Around, ChatTemplate, Message, TemplateInput};
+use crate::text::{After, Around, ChatTemplate, Message, ReasoningStart, TemplateInput};
 
 /// Most messages of one request.
 const MAX_MESSAGES: usize = 10_000;
@@ -103,6 +103,22 @@ pub(in crate::api) enum Piece {
 }
 
 impl Prompt {
+    /// Where the prompt leaves the reasoning of a model that reasons.
+    pub(in crate::api) fn reasoning_start(&self, tools: Option<&Tools>, served: &Served) -> Option<ReasoningStart> {
+        let Self::Messages(conversation) = self else { return None };
+        let template = served.template.as_deref().filter(|template| template.has_reasoning())?;
+        let messages = &conversation.messages;
+        if messages.is_empty() {
+            // It continues an answer.
+            return Some(ReasoningStart::Free);
+        }
+        let input = conversation.input(tools);
+        // The messages of a turn may be no whole conversation. A template's errors are reported when the prompt is encoded.
+        let whole = template.render_with(messages, input);
+        let text = whole.or_else(|_| template.render_more_with(messages, input, After::Answer)).ok()?;
+        Some(ReasoningStart::after((text + conversation.prefill()).as_bytes()))
+    }
+
     /// The token ids of each prompt, which `param` asks for. `base` is the conversation that is continued.
     pub(in crate::api) fn encode(
         self,

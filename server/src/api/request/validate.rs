@@ -21,7 +21,10 @@ use crate::api::error::ApiError;
 use crate::api::state::Served;
 use crate::engine::{Begun, Grammar, Request, RequestError, RequestParameters, share_prompt};
 use crate::session::Snapshot;
-use crate::text::ChatTemplate;
+use crate::text::{ChatTemplate, ReasoningStart};
+
+/// Tokens at the end of a prompt that may begin reasoning: many enough for its tag in single bytes and white space.
+const TAG_TOKENS: usize = 16;
 
 /// The longest text that a request allows, in tokens.
 #[derive(Clone, Copy, Debug)]
@@ -60,8 +63,8 @@ pub(in crate::api) struct TextRequest {
     pub(in crate::api) streamed: bool,
     pub(in crate::api) grammar: GrammarParameters,
     pub(in crate::api) tools: Option<Tools>,
-    /// Whether the answers are nothing but JSON. [`Self::find_grammar`] finds out.
-    pub(in crate::api) only_json: bool,
+    /// How answers that follow a grammar may begin with reasoning, if they may. [`Self::find_grammar`] finds out.
+    pub(in crate::api) reasoning: Option<ReasoningStart>,
     pub(in crate::api) identity: Identity,
     /// What another server has generated of its one text.
     pub(in crate::api) begun: Option<Begun>,
@@ -90,7 +93,7 @@ impl TextRequest {
             streamed: false,
             grammar: GrammarParameters::default(),
             tools: None,
-            only_json: false,
+            reasoning: None,
             identity: Identity::new(),
             begun: None,
             reported_cached: None,
@@ -102,7 +105,12 @@ impl TextRequest {
         let Some(grammar) = std::mem::take(&mut self.grammar).of(self.tools.as_mut())? else {
             return Ok(GrammarLookup::Absent);
         };
-        self.only_json = grammar.is_json();
+        let start = self.prompt.reasoning_start(self.tools.as_ref(), served);
+        let grammar = match start {
+            Some(start) => grammar.after_reasoning(start),
+            None => grammar,
+        };
+        self.reasoning = start.filter(|_| !grammar.is_json());
         grammar.find(served)
     }
 
@@ -115,7 +123,7 @@ impl TextRequest {
         grammar: Option<Arc<dyn Grammar>>,
         auth: Option<&AuthContext>,
     ) -> Result<ValidRequest, ApiError> {
-        let Self { names, choices, logprobs, echo, collected, tools, only_json, identity, .. } = self;
+        let Self { names, choices, logprobs, echo, collected, tools, identity, .. } = self;
         let Self { begun, reported_cached, .. } = self;
         if let Some(model) = &self.model {
             served.check_name(model, Some("model"))?;
@@ -147,6 +155,11 @@ impl TextRequest {
         };
         let prompts = self.prompt.encode(names.prompt, tools.as_ref(), served, base.map(AsRef::as_ref))?;
         let messages = conversation.zip(prompts.first()).map(|(messages, prompt)| messages.added(prompt, served));
+        let prompted = template.filter(|template| template.has_reasoning()).and(prompts.first());
+        let reasoning = match &grammar {
+            Some(_) => self.reasoning,
+            None => prompted.map(|prompt| reasoning_after(prompt, served)),
+        };
         let listed = logprobs.unwrap_or(0);
         let listing = Listing::new(logprobs, (&prompts, choices), echo, collected);
         let max_tokens = given.unwrap_or_else(|| {
@@ -214,10 +227,16 @@ impl TextRequest {
             held_bytes,
             held_states,
             tools,
-            only_json,
+            reasoning,
             identity,
         })
     }
+}
+
+/// Where a prompt leaves the model's reasoning.
+fn reasoning_after(prompt: &[u32], served: &Served) -> ReasoningStart {
+    let last = &prompt[prompt.len().saturating_sub(TAG_TOKENS)..];
+    ReasoningStart::after(&served.tokenizer.vocabulary().bytes_of(last))
 }
 
 /// The engine's requests for one prompt, each with the seed after the one before.
@@ -302,8 +321,8 @@ pub(in crate::api) struct ValidRequest {
     /// Bytes of states that are held until the last text has ended.
     pub(in crate::api) held_states: u64,
     pub(in crate::api) tools: Option<Tools>,
-    /// Whether the answers are nothing but JSON.
-    pub(in crate::api) only_json: bool,
+    /// How the answers may begin with reasoning, if they may.
+    pub(in crate::api) reasoning: Option<ReasoningStart>,
     pub(in crate::api) identity: Identity,
 }
 

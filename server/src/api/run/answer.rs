@@ -16,7 +16,7 @@ pub(in crate::api) struct AnswerSplitter {
 impl AnswerSplitter {
     /// A splitter for the text `index` of a response.
     pub(in crate::api) fn of(request: &ValidRequest, index: usize) -> Self {
-        Self { calls: ToolCallParser::of(request, index), reasoning: ReasoningSplitter::of(request) }
+        Self { calls: ToolCallParser::of(request, index), reasoning: request.reasoning.map(ReasoningSplitter::new) }
     }
 
     /// Whether the answer is one text, whatever is written.
@@ -29,7 +29,7 @@ impl AnswerSplitter {
         self.reasoning.as_ref().is_some_and(ReasoningSplitter::is_before_answer)
     }
 
-    /// Whether reasoning has begun and not ended. The prompt may have begun it, and calls follow instead.
+    /// Whether reasoning has begun and not ended.
     pub(in crate::api) fn is_reasoning(&self) -> bool {
         self.reasoning.as_ref().is_some_and(ReasoningSplitter::is_open)
     }
@@ -56,36 +56,35 @@ impl AnswerSplitter {
 
     /// Adds text of the answer. A token without text makes no piece.
     pub(in crate::api) fn push(&mut self, text: &str) -> Vec<Piece> {
-        let mut pieces = Vec::new();
-        match &mut self.calls {
-            Some(calls) => calls.push(text, &mut pieces),
-            None if text.is_empty() => {}
-            None => pieces.push(Piece::Text(text.to_owned())),
+        match &mut self.reasoning {
+            Some(reasoning) => {
+                let separated = reasoning.push(text);
+                self.pieces(separated)
+            }
+            None => self.pieces(Separated { answer: text.to_owned(), ..Separated::default() }),
         }
-        self.separate(pieces)
     }
 
     /// Ends the answer: the pieces that were held back.
     pub(in crate::api) fn finish(&mut self) -> Vec<Piece> {
-        let mut pieces = Vec::new();
+        let separated = self.reasoning.as_mut().map(ReasoningSplitter::finish).unwrap_or_default();
+        let mut pieces = self.pieces(separated);
         if let Some(calls) = &mut self.calls {
             calls.finish(&mut pieces);
         }
-        let mut out = self.separate(pieces);
-        out.extend(self.reasoning.as_mut().map(ReasoningSplitter::finish).into_iter().flat_map(Separated::pieces));
-        out
+        pieces
     }
 
-    /// Separates reasoning from text.
-    fn separate(&mut self, pieces: Vec<Piece>) -> Vec<Piece> {
-        let Some(reasoning) = &mut self.reasoning else { return pieces };
-        let mut out = Vec::new();
-        for piece in pieces {
-            match piece {
-                Piece::Text(text) => out.extend(reasoning.push(&text).pieces()),
-                call => out.push(call),
-            }
+    fn pieces(&mut self, Separated { reasoning, answer }: Separated) -> Vec<Piece> {
+        let mut pieces = Vec::new();
+        if !reasoning.is_empty() {
+            pieces.push(Piece::Reasoning(reasoning));
         }
-        out
+        match &mut self.calls {
+            Some(calls) => calls.push(&answer, &mut pieces),
+            None if answer.is_empty() => {}
+            None => pieces.push(Piece::Text(answer)),
+        }
+        pieces
     }
 }

@@ -1,17 +1,10 @@
 //! Separates a model's reasoning, which it writes in `<think>…</think>` before its answer, from the answer.
 
-use super::tool_calls::Piece;
-use crate::api::request::ValidRequest;
+use crate::text::{REASONING_CLOSES as CLOSE, REASONING_OPENS as OPEN, ReasoningStart};
 
-/// What begins the reasoning, at the beginning of a text.
-const OPEN: &str = "<think>";
-/// What ends it.
-const CLOSE: &str = "</think>";
-/// What tags end with. RWKV's prompts end before it, because it is one token with what follows it.
+/// What tags end with.
 const END: char = '>';
-/// Tokens at the end of a prompt that are looked at: many enough for [`OPEN`] in single bytes and white space.
-const LAST: usize = 16;
-/// Longest white space that is held back because the reasoning may end after it.
+/// Longest white space that is held back because the reasoning may begin or end after it.
 const MAX_HELD: usize = 64;
 
 /// The splitter's place in the text.
@@ -34,20 +27,11 @@ enum At {
 /// More of a text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Separated {
-    reasoning: String,
-    answer: String,
+    pub(super) reasoning: String,
+    pub(super) answer: String,
 }
 
-impl Separated {
-    /// The parts that are not empty.
-    pub(super) fn pieces(self) -> impl Iterator<Item = Piece> {
-        let Self { reasoning, answer } = self;
-        let parts = [(reasoning, Piece::Reasoning as fn(String) -> Piece), (answer, Piece::Text)];
-        parts.into_iter().filter(|(text, _)| !text.is_empty()).map(|(text, piece)| piece(text))
-    }
-}
-
-/// Splits one text. White space around the reasoning belongs to neither part.
+/// Splits one answer to a conversation. White space around the reasoning belongs to neither part.
 #[derive(Debug)]
 pub(super) struct ReasoningSplitter {
     at: At,
@@ -56,27 +40,12 @@ pub(super) struct ReasoningSplitter {
 }
 
 impl ReasoningSplitter {
-    /// A splitter for the answers to a conversation; none if they have no reasoning, because the model does not reason or
-    /// its grammar allows only JSON.
-    pub(super) fn of(request: &ValidRequest) -> Option<Self> {
-        if request.only_json {
-            return None;
-        }
-        request.served.template.as_deref().filter(|template| template.has_reasoning())?;
-        let prompt = request.prompts.first().map_or(&[][..], Vec::as_slice);
-        let last = &prompt[prompt.len().saturating_sub(LAST)..];
-        Some(Self::new(&request.served.tokenizer.vocabulary().bytes_of(last)))
-    }
-
-    /// A splitter for a text whose prompt ends with `prompt`.
-    fn new(prompt: &[u8]) -> Self {
-        let begins = |tag: &str| prompt.ends_with(tag.trim_end_matches(END).as_bytes());
-        let at = if prompt.trim_ascii_end().ends_with(OPEN.as_bytes()) {
-            At::Opened
-        } else if begins(OPEN) || begins(CLOSE) {
-            At::Begun { opens: begins(OPEN) }
-        } else {
-            At::Start
+    pub(super) fn new(start: ReasoningStart) -> Self {
+        let at = match start {
+            ReasoningStart::Free => At::Start,
+            ReasoningStart::InOpeningTag => At::Begun { opens: true },
+            ReasoningStart::Open => At::Opened,
+            ReasoningStart::InClosingTag => At::Begun { opens: false },
         };
         Self { at, held: String::new() }
     }
@@ -119,7 +88,7 @@ impl ReasoningSplitter {
         match self.at {
             At::Start => {
                 let text = self.held.trim_start();
-                if self.held.len() - text.len() > MAX_HELD {
+                if self.held[..self.held.len() - text.len()].chars().count() > MAX_HELD {
                     self.at = At::Answer;
                 } else if let Some(rest) = text.strip_prefix(OPEN) {
                     (self.held, self.at) = (rest.into(), At::Opened);
@@ -177,7 +146,7 @@ mod tests {
     use super::*;
 
     fn split(prompt: &str, pieces: &[&str]) -> (String, String) {
-        let mut splitter = ReasoningSplitter::new(prompt.as_bytes());
+        let mut splitter = ReasoningSplitter::new(ReasoningStart::after(prompt.as_bytes()));
         let mut all: Vec<Separated> = pieces.iter().map(|piece| splitter.push(piece)).collect();
         all.push(splitter.finish());
         let part = |of: fn(&Separated) -> &str| all.iter().map(of).collect::<String>();
@@ -212,7 +181,7 @@ mod tests {
 
     #[test]
     fn nothing_is_held_back_longer_than_needed() {
-        let mut splitter = ReasoningSplitter::new(b"");
+        let mut splitter = ReasoningSplitter::new(ReasoningStart::Free);
         let reasoning = |text: &str| Separated { reasoning: text.into(), ..Separated::default() };
         assert_eq!(splitter.push("<think> Is"), reasoning("Is"));
         assert_eq!(splitter.push(" it?\n"), reasoning(" it?"));

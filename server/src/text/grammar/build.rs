@@ -8,9 +8,11 @@ use llguidance::{JsonCompileOptions, ParserFactory, TokenParser};
 use serde_json::{Value, json};
 
 use super::calls::{Calls, Instead};
+use super::reasoning;
 use super::spec::{GrammarError, GrammarSpec};
 use super::tokens;
 use crate::text::encoder::Encode;
+use crate::text::reasoning::ReasoningStart;
 use crate::text::vocabulary::Vocabulary;
 
 /// Longest compiler message in an error, in characters.
@@ -38,20 +40,16 @@ fn limits() -> ParserLimits {
 /// Compiles `spec` and computes its first mask, so that a grammar whose mask is too expensive, or which forces too long a
 /// beginning, is refused before anything is generated.
 pub(super) fn compile(factory: &ParserFactory, spec: &GrammarSpec) -> Result<TokenParser, GrammarError> {
-    if let GrammarSpec::Calls(calls) = spec {
+    let tools = match spec {
+        GrammarSpec::AfterReasoning(_, answer) => answer,
+        spec => spec,
+    };
+    if let GrammarSpec::Calls(calls) = tools {
         check_distinct(factory, calls)?;
     }
     let compiling = || {
-        let grammar = match spec {
-            GrammarSpec::JsonSchema(schema) => GrammarWithLexer::from_json_schema(spaced(schema.clone(), true)),
-            GrammarSpec::JsonObject => GrammarWithLexer::from_json_schema(spaced(json!({"type": "object"}), true)),
-            GrammarSpec::Regex(regex) => GrammarWithLexer::from_regex(regex),
-            // A rule may hide the text that ends it (`stop=`), which the library cannot force.
-            GrammarSpec::Lark(lark) => GrammarWithLexer::from_lark(format!("{UNFORCED}\n{lark}")),
-            GrammarSpec::Choice(texts) => GrammarWithLexer::from_lark(choice(texts)),
-            GrammarSpec::Calls(calls) => GrammarWithLexer::from_lark(self::calls(calls)),
-        };
-        let mut parser = factory.create_parser(TopLevelGrammar::from_grammar(grammar))?;
+        let grammars = TopLevelGrammar { grammars: grammars(spec), max_tokens: None };
+        let mut parser = factory.create_parser(grammars)?;
         parser.start_without_prompt();
         let allowed = parser.compute_mask()?.num_set();
         // Set, and not returned, if the beginning that is forced exceeds the limits.
@@ -60,7 +58,7 @@ pub(super) fn compile(factory: &ParserFactory, spec: &GrammarSpec) -> Result<Tok
             None => Ok((parser, allowed)),
         }
     };
-    let failed = |error: anyhow::Error| match spec {
+    let failed = |error: anyhow::Error| match tools {
         GrammarSpec::Calls(calls) => wrong_tool(factory, calls).unwrap_or_else(|| wrong(&error.to_string())),
         _ => wrong(&error.to_string()),
     };
@@ -69,6 +67,30 @@ pub(super) fn compile(factory: &ParserFactory, spec: &GrammarSpec) -> Result<Tok
         return Err(wrong("no text of this model's tokens matches it"));
     }
     Ok(parser)
+}
+
+/// The library's form of a grammar: what a text follows, and after it a grammar that this names.
+fn grammars(spec: &GrammarSpec) -> Vec<GrammarWithLexer> {
+    let grammar = match spec {
+        GrammarSpec::JsonSchema(schema) => GrammarWithLexer::from_json_schema(spaced(schema.clone(), true)),
+        GrammarSpec::JsonObject => GrammarWithLexer::from_json_schema(spaced(json!({"type": "object"}), true)),
+        GrammarSpec::Regex(regex) => GrammarWithLexer::from_regex(regex),
+        // A rule may hide the text that ends it (`stop=`), which the library cannot force.
+        GrammarSpec::Lark(lark) => GrammarWithLexer::from_lark(format!("{UNFORCED}\n{lark}")),
+        GrammarSpec::Choice(texts) => GrammarWithLexer::from_lark(choice(texts)),
+        GrammarSpec::Calls(calls) => GrammarWithLexer::from_lark(self::calls(calls, None)),
+        GrammarSpec::AfterReasoning(start, answer) => match &**answer {
+            GrammarSpec::Calls(calls) => GrammarWithLexer::from_lark(self::calls(calls, Some(*start))),
+            answer => {
+                let section = format!("start: SECTION @answer\nSECTION: {}", reasoning::section(*start));
+                let mut all = grammars(answer);
+                all.iter_mut().take(1).for_each(|answer| answer.name = Some("answer".into()));
+                all.insert(0, GrammarWithLexer::from_lark(section));
+                return all;
+            }
+        },
+    };
+    vec![grammar]
 }
 
 /// What is wrong with the first tool whose parameters cannot be compiled, in its own terms: an error of the whole grammar
@@ -136,17 +158,31 @@ fn spaced(mut schema: Value, strict: bool) -> Value {
     schema
 }
 
-/// A Lark grammar for tool calls. Each schema is separate, so that its references refer to itself.
-fn calls(calls: &Calls) -> String {
+/// A Lark grammar for tool calls, after reasoning if the text may begin with it. Each schema is separate, so that its
+/// references refer to itself.
+fn calls(calls: &Calls, start: Option<ReasoningStart>) -> String {
     let names: Vec<String> = (0..calls.tools.len()).map(|at| format!("call_{at}")).collect();
+    let plain = |space: &str| format!("/(?s:.*)/ & ~/{space}\\{{\"name\": (?s:.*)/");
+    // The white space after reasoning is no part of the answer.
+    let space = if start.is_some() { "\\s*" } else { "" };
     let (instead, rule) = match &calls.instead {
         Instead::Nothing => ("", None),
-        Instead::Text => (" | PLAIN", Some("PLAIN: /(?s:.*)/ & ~/\\{\"name\": (?s:.*)/".to_owned())),
+        Instead::Text => (" | PLAIN", Some(format!("PLAIN: {}", plain(space)))),
         Instead::Json(schema) => (" | json", Some(format!("json: %json {}", spaced(schema.clone(), true)))),
     };
+    let mut lines = match start {
+        None => vec!["start: answer".to_owned()],
+        Some(ReasoningStart::Free) => vec![
+            "start: calls | FIRST | SECTION answer".to_owned(),
+            format!("FIRST: {} & ~{}", plain(""), reasoning::begins()),
+            format!("SECTION: {}", reasoning::section(ReasoningStart::Free)),
+        ],
+        Some(start) => vec!["start: SECTION answer".to_owned(), format!("SECTION: {}", reasoning::section(start))],
+    };
     let more = if calls.max > 1 { format!(" (\"\\n\" call){{0,{}}}", calls.max - 1) } else { String::new() };
-    let mut lines =
-        vec![format!("start: calls{instead}"), format!("calls: call{more}"), format!("call: {}", names.join(" | "))];
+    lines.push(format!("answer: calls{instead}"));
+    lines.push(format!("calls: call{more}"));
+    lines.push(format!("call: {}", names.join(" | ")));
     lines.extend(calls.tools.iter().zip(&names).map(|(tool, name)| {
         let head = head(&Calls::head(&tool.name), &calls.instead);
         let schema = spaced(tool.arguments.clone(), tool.strict);

@@ -40,6 +40,7 @@ pub(super) fn check(spec: &GrammarSpec) -> Result<(), GrammarError> {
             }
             within(bytes, MAX_GRAMMAR_BYTES)
         }
+        GrammarSpec::AfterReasoning(_, answer) => check(answer),
     }
 }
 

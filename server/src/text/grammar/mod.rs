@@ -12,6 +12,7 @@ mod lark;
 mod matcher;
 mod memory;
 mod protocol;
+mod reasoning;
 mod schema;
 mod spec;
 mod tokens;

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use super::calls::{Call, Calls, Instead};
 use super::closing::closed;
+use crate::text::reasoning::ReasoningStart;
 
 /// Longest grammar of any kind, in bytes.
 pub const MAX_GRAMMAR_BYTES: usize = 256 << 10;
@@ -41,6 +42,9 @@ pub enum GrammarSpec {
     Choice(Vec<String>),
     /// Tool calls.
     Calls(Calls),
+    /// Reasoning in any form, and then what the other grammar allows. Where the prompt has not begun the reasoning, it may be
+    /// missing before calls that may be plain text instead, and is before all else.
+    AfterReasoning(ReasoningStart, Box<GrammarSpec>),
 }
 
 impl GrammarSpec {
@@ -50,7 +54,7 @@ impl GrammarSpec {
         match self {
             Self::JsonSchema(_) | Self::JsonObject => true,
             Self::Calls(calls) => calls.instead != Instead::Text,
-            Self::Regex(_) | Self::Lark(_) | Self::Choice(_) => false,
+            Self::Regex(_) | Self::Lark(_) | Self::Choice(_) | Self::AfterReasoning(..) => false,
         }
     }
 
@@ -66,6 +70,16 @@ impl GrammarSpec {
             }
             other => other,
         }
+    }
+
+    /// The same after reasoning, where it has a place: where the prompt has begun it, or the model may write plain text.
+    #[must_use]
+    pub fn after_reasoning(self, start: ReasoningStart) -> Self {
+        let may_be_text = matches!(&self, Self::Calls(Calls { instead: Instead::Text, .. }));
+        if start == ReasoningStart::Free && !may_be_text {
+            return self;
+        }
+        Self::AfterReasoning(start, Box::new(self))
     }
 
     /// The schema of the JSON that an answer may be instead of calls; `None` if the grammar is not one of JSON. An object

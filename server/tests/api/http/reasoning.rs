@@ -146,12 +146,10 @@ async fn messages_have_reasoning_as_a_block_of_thinking() {
 
     // Where the answer has no place for it, a prompt that begins reasoning would spoil the answer.
     let tool = json!({"name": "f", "input_schema": {"type": "object"}});
-    let format = json!({"format": {"type": "json_schema", "schema": {"type": "object"}}});
     let said = json!([{"role": "user", "content": "u"}, {"role": "assistant", "content": "The"}]);
     for more in [
         json!({"messages": said}),
         json!({"tools": [tool], "tool_choice": {"type": "any"}}),
-        json!({"output_config": format}),
     ] {
         let count = async |kind: &str| {
             let thinking = json!({"thinking": {"type": kind}});
@@ -190,18 +188,101 @@ async fn an_answer_without_text_has_an_empty_one() {
     }
 }
 
-#[tokio::test]
-async fn a_call_instead_of_the_reasoning_that_the_prompt_began_is_no_reasoning() {
+const CALL: &str = r#"{"name": "f", "arguments": {"a": 1}}"#;
+
+/// Reasoning and what follows it, after each way in which a prompt can begin the reasoning.
+async fn after_reasoning(answer: &str, check: impl AsyncFn(AppState)) {
     let folder = tempfile::tempdir().unwrap();
-    let template = TEMPLATE.replace("{{ opening }}", "<think>\n");
-    let state = parrot("{\"name\": \"f\", \"arguments\": {}}", &template, folder.path());
-    let tool = json!({"type": "function", "name": "f", "parameters": {"type": "object"}});
-    let (called, _) = both(&state, "/v1/responses", json!({"input": "u", "store": false, "tools": [tool]})).await;
-    assert_eq!(
-        (&called["output"][0]["type"], called["output"].as_array().unwrap().len()),
-        (&json!("function_call"), 1)
-    );
-    assert_eq!(called["usage"]["output_tokens_details"]["reasoning_tokens"], 0);
+    for (opening, reasoning) in
+        [("", "<think>\nIs it?\n</think>"), ("<think>\n", "Is it?</think>"), ("<think", ">\nIs it?</think>")]
+    {
+        for space in ["", "\n\n"] {
+            let template = TEMPLATE.replace("{{ opening }}", opening);
+            check(parrot(&format!("{reasoning}{space}{answer}"), &template, folder.path())).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_call_may_follow_reasoning() {
+    let parameters = json!({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]});
+    let function = json!({"name": "f", "parameters": parameters});
+    after_reasoning(CALL, async |state| {
+        let chat = json!({"tools": [{"type": "function", "function": function}]});
+        let answer: Value = serde_json::from_str(&post(&state, chat.clone()).await).unwrap();
+        let choice = &answer["choices"][0];
+        assert_eq!((&choice["message"]["reasoning_content"], &choice["message"]["content"]), (&json!("Is it?"), &Value::Null));
+        let called = json!({"name": "f", "arguments": "{\"a\": 1}"});
+        assert_eq!(choice["message"]["tool_calls"][0]["function"], called, "{answer}");
+        assert_eq!(choice["finish_reason"], "tool_calls", "{answer}");
+        let stream = post(&state, with(chat, json!({"stream": true}))).await;
+        let deltas: Vec<Value> = events(&stream).iter().filter_map(|data| serde_json::from_str(data).ok()).collect();
+        let joined = |path: &str| -> String {
+            deltas.iter().filter_map(|delta| delta["choices"][0]["delta"].pointer(path)?.as_str()).collect()
+        };
+        assert_eq!((joined("/reasoning_content"), joined("/content")), ("Is it?".into(), String::new()), "{stream}");
+        assert_eq!(joined("/tool_calls/0/function/arguments"), "{\"a\": 1}", "{stream}");
+
+        let flat = with(json!({"type": "function"}), function.clone());
+        let (called, _) = both(&state, "/v1/responses", json!({"input": "u", "store": false, "tools": [flat]})).await;
+        let kinds: Vec<&Value> = called["output"].as_array().unwrap().iter().map(|item| &item["type"]).collect();
+        assert_eq!(kinds, ["reasoning", "function_call"], "{called}");
+        let usage = &called["usage"];
+        let reasoning = usage["output_tokens_details"]["reasoning_tokens"].as_u64();
+        assert!(Some(0) < reasoning && reasoning < usage["output_tokens"].as_u64(), "{called}");
+
+        let tool = json!({"name": "f", "input_schema": parameters});
+        let body = json!({"model": "fake", "max_tokens": 99, "messages": [{"role": "user", "content": "u"}], "tools": [tool]});
+        let (called, _) = both(&state, "/v1/messages", body).await;
+        let kinds: Vec<&Value> = called["content"].as_array().unwrap().iter().map(|block| &block["type"]).collect();
+        assert_eq!(kinds, ["thinking", "tool_use"], "{called}");
+        assert_eq!((&called["content"][1]["input"], &called["stop_reason"]), (&json!({"a": 1}), &json!("tool_use")));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn text_after_reasoning_is_no_call_unless_it_begins_as_one() {
+    after_reasoning("I call {\"name\": \"f\"", async |state| {
+        let tools = json!({"tools": [{"type": "function", "function": {"name": "f"}}]});
+        assert_eq!(parts(&state, tools).await, [json!("Is it?"), json!("I call {\"name\": \"f\"")]);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_answer_that_has_to_have_a_form_has_it_after_reasoning_that_the_prompt_began() {
+    let folder = tempfile::tempdir().unwrap();
+    let format = json!({"type": "json_schema", "json_schema": {"name": "s", "schema": {"enum": [[1, 2]]}}});
+    let tool = json!({"type": "function", "function": {"name": "f"}});
+    for (answer, more) in [
+        ("[1, 2]", json!({"response_format": format})),
+        ("[1, 2]", json!({"response_format": format, "tools": [tool]})),
+        ("{\"b\": 2}", json!({"response_format": {"type": "json_object"}})),
+        ("no", json!({"guided_choice": ["yes", "no"]})),
+        ("7", json!({"regex": "[0-9]"})),
+        ("abab", json!({"guided_grammar": "start: (\"a\" \"b\")+"})),
+    ] {
+        for (opening, begun) in [("<think>\n", ""), ("<think", ">\n")] {
+            let template = TEMPLATE.replace("{{ opening }}", opening);
+            // What the model would write has another form.
+            for wrong in ["", "x"] {
+                let text = format!("{begun}Is it?</think>\n{answer}{wrong}");
+                let state = parrot(&text, &template, folder.path());
+                assert_eq!(parts(&state, more.clone()).await, [json!("Is it?"), json!(answer)], "{more}");
+            }
+        }
+        // Where it has not, the answer has its form from its first token.
+        let state = parrot(answer, TEMPLATE, folder.path());
+        assert_eq!(parts(&state, more.clone()).await, [Value::Null, json!(answer)], "{more}");
+    }
+    let template = format!("{{% for m in messages %}}{{{{ m.content.split('</think>')[-1] }}}}{{% endfor %}}<think>");
+    let state = parrot("Is it?</think>[1, 2]", &template, folder.path());
+    let schema = json!({"type": "json_schema", "schema": {"enum": [[1, 2]]}});
+    let body = json!({"model": "fake", "max_tokens": 99, "messages": [{"role": "user", "content": "u"}],
+        "thinking": {"type": "enabled", "budget_tokens": 1024}, "output_config": {"format": schema}});
+    let (answer, _) = both(&state, "/v1/messages", body).await;
+    assert_eq!((&answer["content"][0]["thinking"], &answer["content"][1]["text"]), (&json!("Is it?"), &json!("[1, 2]")));
 }
 
 /// Two turns of a user's in a row are an error in many templates.

@@ -6,7 +6,9 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use regex::Regex;
 use serde_json::{Value, json};
-use tidegate_server::text::{Call, Calls, Encode, GrammarError, GrammarSpec, Grammars, Instead, Tokenizer};
+use tidegate_server::text::{
+    Call, Calls, Encode, GrammarError, GrammarSpec, Grammars, Instead, ReasoningStart, Tokenizer,
+};
 
 use super::schema::allows;
 use crate::common::checkpoint;
@@ -198,12 +200,8 @@ fn calls_name_the_tools_and_other_texts_do_not_begin_like_a_call() {
 fn a_plain_text_may_begin_almost_like_a_call() {
     let arguments = json!({"type": "object", "properties": {}, "additionalProperties": false});
     let tools = vec![Call { name: "f".into(), arguments, strict: true }];
-    let grammar = GRAMMARS.compile(&GrammarSpec::Calls(Calls { tools, max: 1, instead: Instead::Text })).unwrap();
-    let follows = |text: &str| {
-        let mut matcher = grammar.start();
-        let accepted = TOKENIZER.encode_more(text).unwrap().iter().all(|id| matcher.accept(*id).is_ok());
-        accepted && (matcher.is_complete() || matcher.accept(TOKENIZER.eos()[0]).is_ok())
-    };
+    let grammar = GrammarSpec::Calls(Calls { tools, max: 1, instead: Instead::Text });
+    let follows = |text: &str| follows(&grammar, text);
     for text in
         ["", "Hello", "{", "{\"name", "{\"name\":\"f\"}", " {\"name\": \"f\"}", "{\"name\": \"f\", \"arguments\": {}}"]
     {
@@ -215,19 +213,76 @@ fn a_plain_text_may_begin_almost_like_a_call() {
     }
 }
 
+/// Whether a text follows a grammar from its beginning to its end.
+fn follows(spec: &GrammarSpec, text: &str) -> bool {
+    let mut matcher = GRAMMARS.compile(spec).unwrap().start();
+    let accepted = TOKENIZER.encode_more(text).unwrap().iter().all(|id| matcher.accept(*id).is_ok());
+    accepted && (matcher.is_complete() || matcher.accept(TOKENIZER.eos()[0]).is_ok())
+}
+
+#[test]
+fn a_grammar_begins_after_the_first_end_of_the_reasoning() {
+    let arguments = json!({"type": "object", "properties": {}, "additionalProperties": false});
+    let tools = vec![Call { name: "f".into(), arguments, strict: true }];
+    let calls = |instead| GrammarSpec::Calls(Calls { tools: tools.clone(), max: 2, instead });
+    let call = r#"{"name": "f", "arguments": {}}"#;
+    let two = format!("{call}\n{call}");
+    let other = r#"{"name": "g", "arguments": {}}"#;
+    let schema = json!({"enum": [[1, 2], {"name": "g"}]});
+    for (spec, right, wrong) in [
+        (calls(Instead::Nothing), vec![call, &two], vec!["", "text", other]),
+        (calls(Instead::Text), vec!["", "text", "a</think>b", call, &two, "{\"name"], vec![other, "{\"name\": "]),
+        (calls(Instead::Json(schema.clone())), vec![call, &two, "[1, 2]", r#"{"name": "g"}"#], vec!["", "text", other]),
+        (GrammarSpec::JsonSchema(schema), vec!["[1, 2]"], vec!["", "[1]", call]),
+        (GrammarSpec::JsonObject, vec!["{}", call], vec!["", "text", "{"]),
+        (GrammarSpec::Regex("a+/b".into()), vec!["aa/b"], vec!["", "b"]),
+        (GrammarSpec::Lark("start: A \",\" A\nA: /[a-c]+/".into()), vec!["ab,c"], vec!["", "ab"]),
+        (GrammarSpec::Choice(vec!["yes".into(), "no".into()]), vec!["yes", "no"], vec!["", "maybe"]),
+    ] {
+        for (start, before) in [
+            (ReasoningStart::Free, "\n<think>"),
+            (ReasoningStart::InOpeningTag, ">"),
+            (ReasoningStart::Open, ""),
+            (ReasoningStart::InClosingTag, ""),
+        ] {
+            let after = spec.clone().after_reasoning(start);
+            if start == ReasoningStart::Free {
+                for answer in &right {
+                    assert!(follows(&after, answer), "{after:?} {answer}");
+                }
+                if after == spec {
+                    assert!(!follows(&after, &format!("{before}x</think>{}", right[0])), "{after:?}");
+                    continue;
+                }
+            }
+            for reasoning in ["", "a < b\n</thin", "{\"name\": \"x\"", "\u{1f980}\n"] {
+                for space in ["", " ", "\n\n"] {
+                    let close = if start == ReasoningStart::InClosingTag { ">" } else { "</think>" };
+                    let reasoning = if start == ReasoningStart::InClosingTag { "" } else { reasoning };
+                    let section = format!("{before}{reasoning}{close}{space}");
+                    for answer in &right {
+                        assert!(follows(&after, &format!("{section}{answer}")), "{after:?} {section}{answer}");
+                    }
+                    for answer in &wrong {
+                        assert!(!follows(&after, &format!("{section}{answer}")), "{after:?} {section}{answer}");
+                    }
+                }
+            }
+            assert!(!follows(&after, &format!("{before}a")), "{after:?}: it has to end");
+        }
+    }
+}
+
 #[test]
 fn json_beside_calls_may_begin_as_a_call_does_up_to_a_tools_name() {
     let arguments = json!({"type": "object", "properties": {"x": {"type": "integer"}}, "additionalProperties": false});
     let tools = vec![Call { name: "f".into(), arguments, strict: true }];
-    let grammar = |schema: Value| {
+    let spec = |schema: Value| {
         let calls = Calls { tools: tools.clone(), max: 2, instead: Instead::Json(schema) };
-        GRAMMARS.compile(&GrammarSpec::Calls(calls).without_additional_properties())
+        GrammarSpec::Calls(calls).without_additional_properties()
     };
-    let follows = |schema: &Value, text: &str| {
-        let mut matcher = grammar(schema.clone()).unwrap().start();
-        let accepted = TOKENIZER.encode_more(text).unwrap().iter().all(|id| matcher.accept(*id).is_ok());
-        accepted && (matcher.is_complete() || matcher.accept(TOKENIZER.eos()[0]).is_ok())
-    };
+    let grammar = |schema: Value| GRAMMARS.compile(&spec(schema));
+    let follows = |schema: &Value, text: &str| follows(&spec(schema.clone()), text);
     let call = r#"{"name": "f", "arguments": {"x": 1}}"#;
     let calls = format!("{call}\n{call}");
     let person = json!({"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},

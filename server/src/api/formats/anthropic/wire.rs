@@ -107,8 +107,8 @@ impl Thinking {
             return Err(invalid("thinking", "thinking.type must be disabled: this model does not reason"));
         }
         if self.kind == "enabled" && !has_place {
-            let message = "thinking.type must be adaptive or disabled if the answer continues a message of the assistant's, \
-                           has to call a tool, or follows a schema";
+            let message = "thinking.type must be adaptive or disabled if the answer continues a message of the assistant's \
+                           or has to call a tool";
             return Err(invalid("thinking", message));
         }
         let variable = ("enable_thinking".to_owned(), (wants && has_place).into());
@@ -168,7 +168,7 @@ impl MessagesRequest {
             return Err(invalid("messages", message));
         }
         let grammar = output::grammar(self.output_config.take(), self.output_format.take())?;
-        let has_place = prefill.is_none() && grammar.is_none() && !tools.as_ref().is_some_and(Tools::must_call);
+        let has_place = prefill.is_none() && !tools.as_ref().is_some_and(Tools::must_call);
         let variables = match self.thinking.take() {
             Some(thinking) => thinking.variables(served, has_place)?,
             None => Map::new(),

@@ -48,10 +48,14 @@ impl TemplateFields {
             (_, Some(false)) => Ending::Nothing,
             _ => Ending::Answer,
         };
-        let variables = self.chat_template_kwargs.unwrap_or_default();
+        let mut variables = self.chat_template_kwargs.unwrap_or_default();
         if let Some(name) = RESERVED.iter().find(|name| variables.contains_key(**name)) {
             let message = format!("chat_template_kwargs.{name} must be absent: other fields or the server set it");
             return Err(invalid("chat_template_kwargs", message));
+        }
+        if let (Ending::Prefill(_), Some(thinks)) = (&ending, variables.get_mut("enable_thinking")) {
+            // A tag that begins reasoning would stand before the message.
+            *thinks = false.into();
         }
         Ok(Conversation { messages, ending, variables, only_new: false })
     }
