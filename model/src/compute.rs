@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::kernels::Isa;
 use crate::kernels::parts::{Marks, Parts};
+use crate::kernels::prefetch::LINE;
 use crate::kernels::products::{self, Product};
 use crate::kernels::quantized::Activations;
 use crate::kernels::threads::Threads;
@@ -61,10 +62,16 @@ pub(crate) fn run_heads(threads: &Threads, heads: usize, numbers: usize, work: &
     }
 }
 
-/// The first `len` numbers of a buffer, which grows if needed. Their values are unspecified.
+/// `len` numbers of a buffer, which grows if needed, from the beginning of a cache line on: not the first ones. Their values
+/// are unspecified.
+///
+/// Threads write panels of one matrix at the same time. Panels that begin inside a line would share it, and each of the two
+/// threads would wait for the other's.
 pub(crate) fn sized<T: Clone + Default>(buffer: &mut Vec<T>, len: usize) -> &mut [T] {
-    if buffer.len() < len {
-        buffer.resize(len, T::default());
+    let spare = LINE / size_of::<T>();
+    if buffer.len() < len + spare {
+        buffer.resize(len + spare, T::default());
     }
-    &mut buffer[..len]
+    let skip = buffer.as_ptr().align_offset(LINE).min(spare);
+    &mut buffer[skip..][..len]
 }

@@ -3,11 +3,12 @@
 use std::arch::asm;
 use std::arch::x86_64::{
     __m512, __m512i, __mmask16, _mm256_loadu_si256, _mm512_add_epi32, _mm512_and_si512, _mm512_cvtepi32_ps,
-    _mm512_cvtph_ps, _mm512_dpbusd_epi32, _mm512_fmadd_ps, _mm512_fnmadd_ps, _mm512_loadu_si512, _mm512_mask_storeu_ps,
-    _mm512_maskz_loadu_ps, _mm512_mul_ps, _mm512_or_si512, _mm512_set1_epi8, _mm512_set1_epi32, _mm512_set1_ps,
+    _mm512_cvtph_ps, _mm512_dpbusd_epi32, _mm512_fmadd_ps, _mm512_fnmadd_ps, _mm512_load_ps, _mm512_loadu_si512,
+    _mm512_mask_storeu_ps, _mm512_mul_ps, _mm512_or_si512, _mm512_set1_epi8, _mm512_set1_epi32, _mm512_set1_ps,
     _mm512_set4_epi32, _mm512_setzero_ps, _mm512_setzero_si512, _mm512_shuffle_epi8, _mm512_slli_epi32,
-    _mm512_srli_epi16,
+    _mm512_srli_epi16, _mm512_store_ps,
 };
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use super::activations::{Activations, BlockSums};
@@ -18,6 +19,14 @@ use crate::kernels::prefetch::{LINE, Stretch, prefetch, stream_ahead};
 /// Most rows of `x` in a tile: with two groups of weights these are 12 sums and 12 products, which leaves registers for
 /// the weights.
 const ROWS: usize = 6;
+
+/// Most rows that use all weights of a panel before the next ones: their sums stay in the first-level cache, where no other
+/// thread's are.
+const BAND: usize = 6 * ROWS;
+
+/// The sums of a band.
+#[repr(align(64))]
+struct Sums(#[expect(dead_code, reason = "memory for pointers")] [[f32; PANEL]; BAND]);
 
 /// Groups of a whole panel.
 const WHOLE: usize = PANEL / GROUP;
@@ -157,35 +166,39 @@ unsafe fn six_bits(at: *const u8, stride: usize) -> [__m512i; 4] {
     ]
 }
 
-/// A tile: where its rows of `x`, its weights and its outputs are.
+/// A tile: where its rows of `x`, its weights, its sums and its outputs are.
 #[derive(Clone, Copy)]
 struct Tile<'a> {
     x: &'a Activations,
     row: usize,
     w: &'a Panel<'a>,
     group: usize,
+    /// The sums of the tile's rows, [`PANEL`] each, until the last block is done.
+    sums: *mut f32,
     out: Output<'a>,
 }
 
-/// R rows of `x` and G groups of weights over some blocks: the sums start from `out`, or from 0 at block 0.
+/// R rows of `x` and G groups of weights over some blocks: the sums start from 0 at block 0, and after the last block are the
+/// output.
 ///
 /// # Safety
-/// As for `panel`; the tile is in bounds, and the blocks are whole stored ones.
+/// As for `panel`; the tile is in bounds, the blocks are whole stored ones, and R rows of sums can be written.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 unsafe fn tile<F: Form, const R: usize, const G: usize>(tile: Tile<'_>, next: &mut Stretch, blocks: Range<usize>) {
-    let Tile { x, row, w, group, out } = tile;
+    let Tile { x, row, w, group, sums: kept, out } = tile;
     let columns = |g: usize| {
         let start = w.rows.start + (group + g) * GROUP;
         start..w.rows.end.min(start + GROUP)
     };
     let mask = |g: usize| (u32::MAX >> (32 - columns(g).len())) as __mmask16;
+    let kept = |r: usize, g: usize| kept.wrapping_add(r * PANEL + (group + g) * GROUP);
     let mut sums = [[_mm512_setzero_ps(); G]; R];
     if blocks.start > 0 {
         for (r, sums) in sums.iter_mut().enumerate() {
             for (g, sum) in sums.iter_mut().enumerate() {
-                // SAFETY: the caller's promise; the mask excludes columns out of bounds.
-                *sum = unsafe { _mm512_maskz_loadu_ps(mask(g), out.part(row + r, columns(g)).as_ptr()) };
+                // SAFETY: the caller's promise.
+                *sum = unsafe { _mm512_load_ps(kept(r, g)) };
             }
         }
     }
@@ -260,10 +273,17 @@ unsafe fn tile<F: Form, const R: usize, const G: usize>(tile: Tile<'_>, next: &m
             at = at.wrapping_add(stored_bytes);
         }
     }
+    let whole = blocks.end == w.blocks;
     for (r, sums) in sums.iter().enumerate() {
         for (g, sum) in sums.iter().enumerate() {
             // SAFETY: the caller's promise; the mask excludes columns out of bounds.
-            unsafe { _mm512_mask_storeu_ps(out.part(row + r, columns(g)).as_mut_ptr(), mask(g), *sum) };
+            unsafe {
+                if whole {
+                    _mm512_mask_storeu_ps(out.part(row + r, columns(g)).as_mut_ptr(), mask(g), *sum);
+                } else {
+                    _mm512_store_ps(kept(r, g), *sum);
+                }
+            }
         }
     }
 }
@@ -309,26 +329,31 @@ pub(super) unsafe fn panel<F: Form>(x: &Activations, rows: Range<usize>, w: &Pan
     let few = rows.len() <= FEW;
     let step = if few { w.blocks } else { cached_blocks(F::KIND, w.width) };
     let chunk = step / F::KIND.parts() * line_bytes;
-    // Few rows ask ahead in the tile itself.
-    let passes = rows.len().div_ceil(ROWS) * (w.width / GROUP).div_ceil(2);
-    let lines = if few { 0 } else { chunk.div_ceil(LINE).div_ceil(passes * step) };
-    for start in (0..w.blocks).step_by(step.max(1)) {
-        let blocks = start..w.blocks.min(start + step);
-        let at = w.bytes.as_ptr().wrapping_add(start / F::KIND.parts() * line_bytes);
-        let mut next = Stretch { at: at.wrapping_add(chunk), lines };
-        for rows in tiles(rows.clone(), ROWS) {
-            let at = Tile { x, row: rows.start, w, group: 0, out };
-            let (next, blocks) = (&mut next, blocks.clone());
-            // SAFETY: the caller's promise; a tile has one to six rows.
-            unsafe {
-                match rows.len() {
-                    1 if w.count == 2 => tile::<F, 1, { 2 * WHOLE }>(at, next, blocks),
-                    1 => groups::<F, 1>(at, next, blocks),
-                    2 => groups::<F, 2>(at, next, blocks),
-                    3 => groups::<F, 3>(at, next, blocks),
-                    4 => groups::<F, 4>(at, next, blocks),
-                    5 => groups::<F, 5>(at, next, blocks),
-                    _ => groups::<F, 6>(at, next, blocks),
+    // Not cleared, which few rows would notice: the first blocks of a band write them.
+    let mut sums = MaybeUninit::<Sums>::uninit();
+    for band in tiles(rows, BAND) {
+        // Few rows ask ahead in the tile itself.
+        let passes = band.len().div_ceil(ROWS) * (w.width / GROUP).div_ceil(2);
+        let lines = if few { 0 } else { chunk.div_ceil(LINE).div_ceil(passes * step) };
+        for start in (0..w.blocks).step_by(step.max(1)) {
+            let blocks = start..w.blocks.min(start + step);
+            let at = w.bytes.as_ptr().wrapping_add(start / F::KIND.parts() * line_bytes);
+            let mut next = Stretch { at: at.wrapping_add(chunk), lines };
+            for rows in tiles(band.clone(), ROWS) {
+                let sums = sums.as_mut_ptr().cast::<f32>().wrapping_add((rows.start - band.start) * PANEL);
+                let at = Tile { x, row: rows.start, w, group: 0, sums, out };
+                let (next, blocks) = (&mut next, blocks.clone());
+                // SAFETY: the caller's promise; a tile has one to six rows.
+                unsafe {
+                    match rows.len() {
+                        1 if w.count == 2 => tile::<F, 1, { 2 * WHOLE }>(at, next, blocks),
+                        1 => groups::<F, 1>(at, next, blocks),
+                        2 => groups::<F, 2>(at, next, blocks),
+                        3 => groups::<F, 3>(at, next, blocks),
+                        4 => groups::<F, 4>(at, next, blocks),
+                        5 => groups::<F, 5>(at, next, blocks),
+                        _ => groups::<F, 6>(at, next, blocks),
+                    }
                 }
             }
         }

@@ -272,21 +272,26 @@ fn each_head(
     out: &mut [f32],
     piece: &(dyn Fn(usize, usize, &mut [f32]) + Sync),
 ) {
-    // With one token, (heads, time) and (time, heads) are the same order.
-    let target = if time == 1 { &mut *out } else { sized(buffer, rows * heads * time * d) };
-    let outs = Parts::new(target, time * d, &mut cx.marks[0]);
-    // Head by head: the rows of a head share its random matrix.
-    let run = |i: usize| {
-        let (head, row) = (i / rows, i % rows);
-        // Each piece runs once, so no other thread has its part.
-        if let Some(out) = outs.take(row * heads + head) {
-            piece(row, head, out);
-        }
+    let Compute { marks: [marks, ..], threads, .. } = cx;
+    let mut run = |target: &mut [f32]| {
+        let outs = Parts::new(target, time * d, marks);
+        // Head by head: the rows of a head share its random matrix.
+        let run = |i: usize| {
+            let (head, row) = (i / rows, i % rows);
+            // Each piece runs once, so no other thread has its part.
+            if let Some(out) = outs.take(row * heads + head) {
+                piece(row, head, out);
+            }
+        };
+        run_heads(threads, rows * heads, rows * heads * time * memory, &run);
     };
-    run_heads(&cx.threads, rows * heads, rows * heads * time * memory, &run);
-    if time > 1 {
-        time_first(buffer, heads, time, d, out);
+    if time == 1 {
+        // With one token, (heads, time) and (time, heads) are the same order.
+        return run(out);
     }
+    let target = sized(buffer, rows * heads * time * d);
+    run(target);
+    time_first(target, heads, time, d, out);
 }
 
 #[cfg(test)]

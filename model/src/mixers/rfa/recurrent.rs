@@ -149,7 +149,9 @@ pub(in crate::mixers) fn scan_drafts(
     let scan = Scan::new(shape, features, sums, inputs, (cx.isa, out.len()))?;
     let Sums { s, rest, drafts, .. } = sums;
     let heads = inputs.slots.len() * shape.heads;
-    let (drafts, copied) = (sized(drafts, heads * scan.drafted()), heads * scan.own.matrix());
+    let (drafted, copied) = (heads * scan.drafted(), heads * scan.own.matrix());
+    drafts.resize(drafted.max(drafts.len()), 0.0);
+    let drafts = &mut drafts[..drafted];
     scan.with_heads_first(heads_first, out, |target| match s {
         Matrices::F32(s) => scan.run_drafts((s, rest), (sized(&mut copies.f32, copied), drafts), target, cx),
         Matrices::Bf16(s) => scan.run_drafts((s, rest), (sized(&mut copies.bf16, copied), drafts), target, cx),

@@ -147,10 +147,7 @@ async fn messages_have_reasoning_as_a_block_of_thinking() {
     // Where the answer has no place for it, a prompt that begins reasoning would spoil the answer.
     let tool = json!({"name": "f", "input_schema": {"type": "object"}});
     let said = json!([{"role": "user", "content": "u"}, {"role": "assistant", "content": "The"}]);
-    for more in [
-        json!({"messages": said}),
-        json!({"tools": [tool], "tool_choice": {"type": "any"}}),
-    ] {
+    for more in [json!({"messages": said}), json!({"tools": [tool], "tool_choice": {"type": "any"}})] {
         let count = async |kind: &str| {
             let thinking = json!({"thinking": {"type": kind}});
             both(&state, "/v1/messages/count_tokens", with(body(more.clone()), thinking)).await.0
@@ -211,7 +208,10 @@ async fn a_call_may_follow_reasoning() {
         let chat = json!({"tools": [{"type": "function", "function": function}]});
         let answer: Value = serde_json::from_str(&post(&state, chat.clone()).await).unwrap();
         let choice = &answer["choices"][0];
-        assert_eq!((&choice["message"]["reasoning_content"], &choice["message"]["content"]), (&json!("Is it?"), &Value::Null));
+        assert_eq!(
+            (&choice["message"]["reasoning_content"], &choice["message"]["content"]),
+            (&json!("Is it?"), &Value::Null)
+        );
         let called = json!({"name": "f", "arguments": "{\"a\": 1}"});
         assert_eq!(choice["message"]["tool_calls"][0]["function"], called, "{answer}");
         assert_eq!(choice["finish_reason"], "tool_calls", "{answer}");
@@ -232,7 +232,8 @@ async fn a_call_may_follow_reasoning() {
         assert!(Some(0) < reasoning && reasoning < usage["output_tokens"].as_u64(), "{called}");
 
         let tool = json!({"name": "f", "input_schema": parameters});
-        let body = json!({"model": "fake", "max_tokens": 99, "messages": [{"role": "user", "content": "u"}], "tools": [tool]});
+        let body =
+            json!({"model": "fake", "max_tokens": 99, "messages": [{"role": "user", "content": "u"}], "tools": [tool]});
         let (called, _) = both(&state, "/v1/messages", body).await;
         let kinds: Vec<&Value> = called["content"].as_array().unwrap().iter().map(|block| &block["type"]).collect();
         assert_eq!(kinds, ["thinking", "tool_use"], "{called}");
@@ -282,7 +283,10 @@ async fn an_answer_that_has_to_have_a_form_has_it_after_reasoning_that_the_promp
     let body = json!({"model": "fake", "max_tokens": 99, "messages": [{"role": "user", "content": "u"}],
         "thinking": {"type": "enabled", "budget_tokens": 1024}, "output_config": {"format": schema}});
     let (answer, _) = both(&state, "/v1/messages", body).await;
-    assert_eq!((&answer["content"][0]["thinking"], &answer["content"][1]["text"]), (&json!("Is it?"), &json!("[1, 2]")));
+    assert_eq!(
+        (&answer["content"][0]["thinking"], &answer["content"][1]["text"]),
+        (&json!("Is it?"), &json!("[1, 2]"))
+    );
 }
 
 /// Two turns of a user's in a row are an error in many templates.

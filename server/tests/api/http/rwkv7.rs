@@ -167,7 +167,9 @@ async fn reasoning_that_the_prompt_opens_is_before_json() {
         assert!(message["tool_calls"].is_null() && message["content"].as_str().unwrap_or("").is_empty(), "{answer}");
         assert_eq!(answer["choices"][0]["finish_reason"], "length", "{answer}");
         // Without the tag, the answer is JSON or a call from its first token.
-        let without = ok(&app, "/v1/chat/completions", with(with(asking.clone(), more), json!({"chat_template_kwargs": {}}))).await;
+        let without =
+            ok(&app, "/v1/chat/completions", with(with(asking.clone(), more), json!({"chat_template_kwargs": {}})))
+                .await;
         assert!(without["choices"][0]["message"]["reasoning_content"].is_null(), "{without}");
     }
 }
