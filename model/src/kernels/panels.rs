@@ -61,7 +61,8 @@ impl Split {
         let group = PIECE.div_ceil(panel * rows);
         // Kernels read two panels at once.
         let group = if rows == 1 && all >= 4 * threads.count() { group.next_multiple_of(2) } else { group };
-        let wanted = (4 * threads.count()).div_ceil(all.div_ceil(group)).min(rows / FEWEST).max(1);
+        // At least two blocks of rows: of many rows, a core's caches hold what half of the threads read.
+        let wanted = (4 * threads.count()).div_ceil(all.div_ceil(group)).max(2).min(rows / FEWEST).max(1);
         Self { rows, panels: all, block: rows.div_ceil(wanted).next_multiple_of(FEWEST), group }
     }
 
@@ -69,14 +70,23 @@ impl Split {
         self.rows.div_ceil(self.block)
     }
 
-    /// The number of pieces; none if the product is empty.
-    pub(crate) fn pieces(self) -> usize {
-        self.panels.div_ceil(self.group) * self.blocks()
+    fn groups(self) -> usize {
+        self.panels.div_ceil(self.group)
     }
 
-    /// Rows and panels of piece `i`. Pieces do not meet.
+    /// The number of pieces; none if the product is empty.
+    pub(crate) fn pieces(self) -> usize {
+        self.groups() * self.blocks()
+    }
+
+    /// The pieces of the first half of the rows, if there is more than one block of rows.
+    pub(crate) fn first_half(self) -> usize {
+        self.groups() * (self.blocks() / 2)
+    }
+
+    /// Rows and panels of piece `i`: block of rows after block of rows. Pieces do not meet.
     pub(crate) fn piece(self, i: usize) -> (Range<usize>, Range<usize>) {
-        let (panel, row) = (i / self.blocks() * self.group, i % self.blocks() * self.block);
+        let (row, panel) = (i / self.groups() * self.block, i % self.groups() * self.group);
         (row..self.rows.min(row + self.block), panel..self.panels.min(panel + self.group))
     }
 }

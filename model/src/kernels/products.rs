@@ -94,21 +94,27 @@ pub(crate) fn run(isa: Isa, products: &[Product<'_>], buffers: &mut Vec<Activati
     if buffers.len() < products.len() {
         buffers.resize_with(products.len(), Activations::default);
     }
-    let mut pieces = 0;
+    let (mut pieces, mut first_half) = (0, 0);
     for (product, buffer) in products.iter().zip(&mut *buffers) {
         if let Weight::Quantised(w) = product.w {
             buffer.quantise(isa, product.x, w.columns(), threads);
         }
-        pieces += product.split(threads).pieces();
+        let split = product.split(threads);
+        pieces += split.pieces();
+        first_half += split.first_half();
     }
-    threads.run(pieces, &|mut i| {
+    // The first half of the rows of all products, and then the second: each half is read at one end of the job.
+    threads.run(pieces, &|i| {
+        let second = i >= first_half;
+        let mut i = if second { i - first_half } else { i };
         for (product, buffer) in products.iter().zip(&*buffers) {
             let split = product.split(threads);
-            if i < split.pieces() {
+            let pieces = if second { split.first_half()..split.pieces() } else { 0..split.first_half() };
+            if i < pieces.len() {
                 // SAFETY: `Threads::run` does each piece once, and the buffer was filled above.
-                return unsafe { product.piece(isa, split, i, buffer) };
+                return unsafe { product.piece(isa, split, pieces.start + i, buffer) };
             }
-            i -= split.pieces();
+            i -= pieces.len();
         }
     });
 }

@@ -2,15 +2,23 @@
 //! dozens of jobs each, on cores that other programs may use too.
 //!
 //! The caller works as well. Threads claim pieces one by one from an atomic word, so that the caller never waits for a
-//! worker that has not started. An idle worker spins for a while, then sleeps. If a worker keeps a piece for
+//! worker that has not started. The caller and every second worker begin with the first piece, the others with the last:
+//! if all jobs of a step list the same rows or heads in the same order, a core finds in its own caches what it wrote in
+//! the job before. An idle worker spins for a while, then sleeps. If a worker keeps a piece for
 //! long, because the system gave its core to another program, the caller waits for it once and then suspends the
 //! workers for sixteen times as long. So a busy neighbour costs part of a thread, not a stalled step each time.
+
+mod open;
+#[cfg(test)]
+mod tests;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, TryLockError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+
+use open::{End, Open};
 
 /// Times that a worker checks for the next job before it sleeps: some 70 microseconds, longer than what the caller does
 /// alone between two jobs of a step. To be woken takes about as long.
@@ -28,18 +36,17 @@ const LONGEST_SUSPENSION: Duration = Duration::from_secs(1);
 /// Does piece `i` of a job.
 type Work<'a> = dyn Fn(usize) + Sync + 'a;
 
-/// A pointer to the work, which outlives all of its pieces, and their number.
+/// A pointer to the work, which outlives all of its pieces.
 #[derive(Clone, Copy)]
 struct Job {
     work: *const Work<'static>,
-    pieces: usize,
 }
 
 // SAFETY: the pointee is `Sync`, and `Threads::run` keeps it alive until its last piece is done.
 unsafe impl Send for Job {}
 
 struct Shared {
-    /// The job's number (upper half) and how many of its pieces are unclaimed (lower half).
+    /// The word of [`Open`].
     open: AtomicU64,
     /// Pieces that are done.
     done: AtomicUsize,
@@ -51,22 +58,31 @@ struct Shared {
 }
 
 impl Shared {
-    /// Claims a piece of the open job; returns the job's number and how many pieces were unclaimed, with this one.
-    fn claim(&self) -> Option<(u32, usize)> {
+    /// Claims a piece of the open job; returns the job's number and the piece.
+    fn claim(&self, end: End) -> Option<(u32, usize)> {
         let mut seen = self.open.load(Ordering::Acquire);
-        while seen as u32 != 0 {
-            match self.open.compare_exchange_weak(seen, seen - 1, Ordering::AcqRel, Ordering::Acquire) {
-                Ok(_) => return Some(((seen >> 32) as u32, seen as u32 as usize)),
+        loop {
+            let open = Open::of(seen);
+            if open.is_empty() {
+                return None;
+            }
+            let (piece, rest) = open.claimed(end);
+            match self.open.compare_exchange_weak(seen, rest.word(), Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return Some((open.number, piece)),
                 Err(now) => seen = now,
             }
         }
-        None
+    }
+
+    /// Whether a piece is unclaimed.
+    fn is_open(&self, order: Ordering) -> bool {
+        !Open::of(self.open.load(order)).is_empty()
     }
 
     /// Works on pieces until none is open.
-    fn work(&self) {
+    fn work(&self, end: End) {
         let mut known: Option<(u32, Job)> = None;
-        while let Some((number, left)) = self.claim() {
+        while let Some((number, piece)) = self.claim(end) {
             // Until this piece is done the job stays: `run` waits for it.
             let job = match known {
                 Some((of, job)) if of == number => job,
@@ -80,7 +96,7 @@ impl Shared {
             // SAFETY: the claimed piece is not done, so `run` has not returned and the job lives.
             let work = unsafe { &*job.work };
             // In order: pieces that are neighbours in memory follow one another.
-            if let Err(payload) = catch_unwind(AssertUnwindSafe(|| work(job.pieces - left))) {
+            if let Err(payload) = catch_unwind(AssertUnwindSafe(|| work(piece))) {
                 self.panicked.store(true, Ordering::Relaxed);
                 // Dropping the payload may panic, and this piece is not counted yet.
                 std::mem::forget(payload);
@@ -89,11 +105,11 @@ impl Shared {
         }
     }
 
-    fn serve(&self) {
+    fn serve(&self, end: End) {
         while !self.ended.load(Ordering::Acquire) {
-            self.work();
+            self.work(end);
             let mut looks = 0;
-            while self.open.load(Ordering::Relaxed) as u32 == 0 {
+            while !self.is_open(Ordering::Relaxed) {
                 looks += 1;
                 if looks < LOOKS {
                     std::hint::spin_loop();
@@ -101,7 +117,7 @@ impl Shared {
                 }
                 // Counted before the last check: `run` opens the job first, then checks for sleepers.
                 self.sleeping.fetch_add(1, Ordering::SeqCst);
-                if self.open.load(Ordering::SeqCst) as u32 == 0 && !self.ended.load(Ordering::SeqCst) {
+                if !self.is_open(Ordering::SeqCst) && !self.ended.load(Ordering::SeqCst) {
                     std::thread::park();
                 }
                 self.sleeping.fetch_sub(1, Ordering::SeqCst);
@@ -146,7 +162,8 @@ impl Threads {
         });
         let worker = |i: usize| {
             let shared = Arc::clone(&shared);
-            std::thread::Builder::new().name(format!("compute-{i}")).spawn(move || shared.serve()).ok()
+            let end = if i % 2 == 0 { End::First } else { End::Last };
+            std::thread::Builder::new().name(format!("compute-{i}")).spawn(move || shared.serve(end)).ok()
         };
         let workers = (1..count).map_while(worker).collect();
         Self { shared, workers, caller: Mutex::new(Caller { number: 0, suspended_until: None }) }
@@ -183,8 +200,13 @@ impl Threads {
     /// If a piece panics: at once if the caller works alone, otherwise after all pieces.
     pub fn run(&self, pieces: usize, work: &(dyn Fn(usize) + Sync)) {
         let alone = || (0..pieces).for_each(work);
-        if pieces < 2 || self.workers.is_empty() || pieces > u32::MAX as usize {
+        if pieces < 2 || self.workers.is_empty() {
             return alone();
+        }
+        if pieces > Open::MOST {
+            return (0..pieces).step_by(Open::MOST).for_each(|first| {
+                self.run(Open::MOST.min(pieces - first), &|i| work(first + i));
+            });
         }
         let mut caller = match self.caller.try_lock() {
             Ok(caller) => caller,
@@ -200,17 +222,17 @@ impl Threads {
         // SAFETY: only the lifetime changes. Every claimed piece is done before this function returns (also if one
         // panics: `work` catches it), and none can be claimed afterwards, because none is open.
         let work = unsafe { std::mem::transmute::<*const Work<'_>, *const Work<'static>>(work) };
-        let job = Job { work, pieces };
+        let job = Job { work };
         *self.shared.job.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(job);
         caller.number = caller.number.wrapping_add(1);
         self.shared.done.store(0, Ordering::Relaxed);
-        self.shared.open.store(u64::from(caller.number) << 32 | pieces as u64, Ordering::SeqCst);
+        self.shared.open.store(Open::all(caller.number, pieces).word(), Ordering::SeqCst);
         if self.shared.sleeping.load(Ordering::SeqCst) > 0 {
             for worker in self.workers.iter().take(pieces - 1) {
                 worker.thread().unpark();
             }
         }
-        self.shared.work();
+        self.shared.work(End::First);
         self.wait(pieces, worker_started, &mut caller);
         if self.shared.panicked.swap(false, Ordering::Relaxed) {
             drop(caller);
@@ -260,137 +282,5 @@ impl Drop for Threads {
             // Cannot fail: panics of pieces are caught.
             let _ = worker.join();
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::mpsc;
-
-    use super::*;
-
-    #[test]
-    fn every_piece_is_done_once() {
-        for count in [1, 2, 3, 7] {
-            let threads = Threads::new(count);
-            for pieces in [0usize, 1, 2, 3, 64, 1000] {
-                let hits: Vec<AtomicUsize> = (0..pieces).map(|_| AtomicUsize::new(0)).collect();
-                for _ in 0..20 {
-                    threads.run(pieces, &|i| {
-                        hits[i].fetch_add(1, Ordering::Relaxed);
-                    });
-                }
-                assert!(hits.iter().all(|h| h.load(Ordering::Relaxed) == 20), "{count} threads, {pieces} pieces");
-            }
-        }
-    }
-
-    #[test]
-    fn a_job_from_inside_a_job_and_from_two_callers_is_done() {
-        let threads = Threads::new(3);
-        let sum = AtomicUsize::new(0);
-        let add = |i: usize| {
-            sum.fetch_add(i, Ordering::Relaxed);
-        };
-        std::thread::scope(|scope| {
-            for _ in 0..4 {
-                scope.spawn(|| (0..50).for_each(|_| threads.run(8, &|_| threads.run(5, &add))));
-            }
-        });
-        assert_eq!(sum.into_inner(), 4 * 50 * 8 * 10);
-    }
-
-    #[test]
-    fn the_caller_gets_the_panic_of_a_piece_and_the_threads_survive() {
-        let threads = Threads::new(2);
-        for round in 0..20 {
-            let broken = catch_unwind(AssertUnwindSafe(|| threads.run(10, &|i| assert!(i != round % 10))));
-            assert!(broken.is_err());
-            let count = AtomicUsize::new(0);
-            threads.run(10, &|_| {
-                count.fetch_add(1, Ordering::Relaxed);
-            });
-            assert_eq!(count.into_inner(), 10);
-        }
-    }
-
-    #[test]
-    fn a_second_caller_works_alone() {
-        let threads = Threads::new(2);
-        let (inside, entered) = mpsc::channel();
-        let (release, held) = mpsc::channel::<()>();
-        let held = Mutex::new(held);
-        let main = std::thread::current().id();
-        // The workers are busy for another caller.
-        std::thread::scope(|scope| {
-            let threads = &threads;
-            let caught = scope.spawn(move || {
-                threads.run(2, &|_| {
-                    inside.send(()).unwrap();
-                    held.lock().unwrap().recv().unwrap();
-                });
-            });
-            entered.recv().unwrap();
-            threads.run(100, &|_| assert_eq!(std::thread::current().id(), main));
-            release.send(()).unwrap();
-            release.send(()).unwrap();
-            caught.join().unwrap();
-        });
-    }
-
-    #[test]
-    fn the_caller_does_not_wait_for_a_worker_that_never_starts() {
-        // A worker that never checks: it has no core.
-        let (release, held) = mpsc::channel::<()>();
-        let mut threads = Threads::new(1);
-        threads.workers.push(std::thread::spawn(move || held.recv().unwrap()));
-        let main = std::thread::current().id();
-        let count = AtomicUsize::new(0);
-        for _ in 0..10 {
-            threads.run(100, &|_| {
-                assert_eq!(std::thread::current().id(), main);
-                count.fetch_add(1, Ordering::Relaxed);
-            });
-        }
-        assert_eq!(count.into_inner(), 1000);
-        assert!(!threads.suspended());
-        release.send(()).unwrap();
-    }
-
-    #[test]
-    fn a_panic_payload_may_panic_when_dropped() {
-        struct Bomb;
-        impl Drop for Bomb {
-            fn drop(&mut self) {
-                panic!("dropped");
-            }
-        }
-        let threads = Threads::new(2);
-        for _ in 0..20 {
-            let broken = catch_unwind(AssertUnwindSafe(|| threads.run(10, &|_| std::panic::panic_any(Bomb))));
-            // If the workers were suspended, the payload is the bomb itself.
-            std::mem::forget(broken.unwrap_err());
-        }
-    }
-
-    #[test]
-    fn late_workers_are_suspended() {
-        let threads = Threads::new(2);
-        let main = std::thread::current().id();
-        let (started, worker_started) = mpsc::channel();
-        let (worker_started, first) = (Mutex::new(worker_started), AtomicBool::new(true));
-        // The caller keeps its first piece until the worker has one, and the worker takes long.
-        threads.run(2, &|_| {
-            if std::thread::current().id() == main {
-                if first.swap(false, Ordering::SeqCst) {
-                    worker_started.lock().unwrap().recv().unwrap();
-                }
-            } else {
-                started.send(()).unwrap();
-                std::thread::sleep(Duration::from_millis(50));
-            }
-        });
-        assert!(threads.suspended());
-        threads.run(100, &|_| assert_eq!(std::thread::current().id(), main));
     }
 }

@@ -1,0 +1,46 @@
+//! What of a job is unclaimed, in one word, and the two ends at which threads claim it.
+
+/// Where a thread claims pieces.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum End {
+    First,
+    Last,
+}
+
+/// The unclaimed pieces of a job with a number, from `first` to before `end`, as one atomic word.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Open {
+    pub(super) number: u32,
+    first: u16,
+    end: u16,
+}
+
+impl Open {
+    /// Most pieces of a job.
+    pub(super) const MOST: usize = u16::MAX as usize;
+
+    /// All pieces of a job, at most [`Self::MOST`].
+    pub(super) fn all(number: u32, pieces: usize) -> Self {
+        Self { number, first: 0, end: pieces as u16 }
+    }
+
+    pub(super) fn of(word: u64) -> Self {
+        Self { number: (word >> 32) as u32, first: (word >> 16) as u16, end: word as u16 }
+    }
+
+    pub(super) fn word(self) -> u64 {
+        u64::from(self.number) << 32 | u64::from(self.first) << 16 | u64::from(self.end)
+    }
+
+    pub(super) fn is_empty(self) -> bool {
+        self.first == self.end
+    }
+
+    /// The piece at one end, and what is unclaimed then.
+    pub(super) fn claimed(self, end: End) -> (usize, Self) {
+        match end {
+            End::First => (self.first.into(), Self { first: self.first + 1, ..self }),
+            End::Last => (usize::from(self.end) - 1, Self { end: self.end - 1, ..self }),
+        }
+    }
+}
