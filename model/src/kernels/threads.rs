@@ -162,7 +162,7 @@ impl Threads {
         });
         let worker = |i: usize| {
             let shared = Arc::clone(&shared);
-            let end = if i % 2 == 0 { End::First } else { End::Last };
+            let end = if i.is_multiple_of(2) { End::First } else { End::Last };
             std::thread::Builder::new().name(format!("compute-{i}")).spawn(move || shared.serve(end)).ok()
         };
         let workers = (1..count).map_while(worker).collect();
