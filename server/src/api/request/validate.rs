@@ -155,11 +155,8 @@ impl TextRequest {
         };
         let prompts = self.prompt.encode(names.prompt, tools.as_ref(), served, base.map(AsRef::as_ref))?;
         let messages = conversation.zip(prompts.first()).map(|(messages, prompt)| messages.added(prompt, served));
-        let prompted = template.filter(|template| template.has_reasoning()).and(prompts.first());
-        let reasoning = match &grammar {
-            Some(_) => self.reasoning,
-            None => prompted.map(|prompt| reasoning_after(prompt, served)),
-        };
+        let prompt_says = || reasoning_after(template?, prompts.first()?, served);
+        let reasoning = if grammar.is_some() { self.reasoning } else { prompt_says() };
         let listed = logprobs.unwrap_or(0);
         let listing = Listing::new(logprobs, (&prompts, choices), echo, collected);
         let max_tokens = given.unwrap_or_else(|| {
@@ -233,10 +230,10 @@ impl TextRequest {
     }
 }
 
-/// Where a prompt leaves the model's reasoning.
-fn reasoning_after(prompt: &[u32], served: &Served) -> ReasoningStart {
+/// Where a prompt leaves the reasoning of a model that reasons.
+fn reasoning_after(template: &ChatTemplate, prompt: &[u32], served: &Served) -> Option<ReasoningStart> {
     let last = &prompt[prompt.len().saturating_sub(TAG_TOKENS)..];
-    ReasoningStart::after(&served.tokenizer.vocabulary().bytes_of(last))
+    template.has_reasoning().then(|| ReasoningStart::after(&served.tokenizer.vocabulary().bytes_of(last)))
 }
 
 /// The engine's requests for one prompt, each with the seed after the one before.
