@@ -277,7 +277,7 @@ async fn an_answer_that_has_to_have_a_form_has_it_after_reasoning_that_the_promp
         let state = parrot(answer, TEMPLATE, folder.path());
         assert_eq!(parts(&state, more.clone()).await, [Value::Null, json!(answer)], "{more}");
     }
-    let template = format!("{{% for m in messages %}}{{{{ m.content.split('</think>')[-1] }}}}{{% endfor %}}<think>");
+    let template = TEMPLATE.replace("{{ opening }}", "<think>");
     let state = parrot("Is it?</think>[1, 2]", &template, folder.path());
     let schema = json!({"type": "json_schema", "schema": {"enum": [[1, 2]]}});
     let body = json!({"model": "fake", "max_tokens": 99, "messages": [{"role": "user", "content": "u"}],
