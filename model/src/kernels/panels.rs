@@ -61,8 +61,10 @@ impl Split {
         let group = PIECE.div_ceil(panel * rows);
         // Kernels read two panels at once.
         let group = if rows == 1 && all >= 4 * threads.count() { group.next_multiple_of(2) } else { group };
-        // At least two blocks of rows: of many rows, a core's caches hold what half of the threads read.
-        let wanted = (4 * threads.count()).div_ceil(all.div_ceil(group)).max(2).min(rows / FEWEST).max(1);
+        // At least two blocks of many rows: a core's caches hold what half of the threads read. Of fewer rows, the second
+        // block might have a single one.
+        let fewest = if rows >= 3 * FEWEST { 2 } else { 1 };
+        let wanted = (4 * threads.count()).div_ceil(all.div_ceil(group)).max(fewest).min(rows / FEWEST).max(1);
         Self { rows, panels: all, block: rows.div_ceil(wanted).next_multiple_of(FEWEST), group }
     }
 

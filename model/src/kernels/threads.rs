@@ -95,7 +95,7 @@ impl Shared {
             known = Some((number, job));
             // SAFETY: the claimed piece is not done, so `run` has not returned and the job lives.
             let work = unsafe { &*job.work };
-            // In order: pieces that are neighbours in memory follow one another.
+            // In order, up or down: pieces that are neighbours in memory follow one another.
             if let Err(payload) = catch_unwind(AssertUnwindSafe(|| work(piece))) {
                 self.panicked.store(true, Ordering::Relaxed);
                 // Dropping the payload may panic, and this piece is not counted yet.

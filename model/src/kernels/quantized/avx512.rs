@@ -329,7 +329,8 @@ pub(super) unsafe fn panel<F: Form>(x: &Activations, rows: Range<usize>, w: &Pan
     let few = rows.len() <= FEW;
     let step = if few { w.blocks } else { cached_blocks(F::KIND, w.width) };
     let chunk = step / F::KIND.parts() * line_bytes;
-    // Not cleared, which few rows would notice: the first blocks of a band write them.
+    debug_assert!(w.count == 1 || rows.len() == 1, "two panels are read in one stretch, without sums");
+    // Not cleared, which few rows would notice: the first blocks of a band write what the next ones of the same tiles read.
     let mut sums = MaybeUninit::<Sums>::uninit();
     for band in tiles(rows, BAND) {
         // Few rows ask ahead in the tile itself.
@@ -343,7 +344,7 @@ pub(super) unsafe fn panel<F: Form>(x: &Activations, rows: Range<usize>, w: &Pan
                 let sums = sums.as_mut_ptr().cast::<f32>().wrapping_add((rows.start - band.start) * PANEL);
                 let at = Tile { x, row: rows.start, w, group: 0, sums, out };
                 let (next, blocks) = (&mut next, blocks.clone());
-                // SAFETY: the caller's promise; a tile has one to six rows.
+                // SAFETY: the caller's promise; a tile has one to six rows, all of them of the band, for which there are sums.
                 unsafe {
                     match rows.len() {
                         1 if w.count == 2 => tile::<F, 1, { 2 * WHOLE }>(at, next, blocks),

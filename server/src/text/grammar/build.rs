@@ -41,7 +41,11 @@ fn limits() -> ParserLimits {
 /// beginning, is refused before anything is generated.
 pub(super) fn compile(factory: &ParserFactory, spec: &GrammarSpec) -> Result<TokenParser, GrammarError> {
     let tools = match spec {
-        GrammarSpec::AfterReasoning(_, answer) => answer,
+        GrammarSpec::AfterReasoning(_, answer) => {
+            // Its own beginning: the first mask below is that of the reasoning.
+            compile(factory, answer)?;
+            answer
+        }
         spec => spec,
     };
     if let GrammarSpec::Calls(calls) = tools {

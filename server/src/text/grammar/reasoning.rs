@@ -5,8 +5,8 @@ use crate::text::reasoning::{REASONING_CLOSES, REASONING_OPENS, ReasoningStart};
 /// Most white space between the reasoning and the answer. An answer may need more at its own beginning.
 const MAX_SPACE: usize = 8;
 
-/// Most white space before reasoning that the prompt has not begun.
-pub(in crate::text) const MAX_SPACE_BEFORE: usize = 64;
+/// Most white space before reasoning that the prompt has not begun: as much as whoever separates it from the answer holds back.
+const MAX_SPACE_BEFORE: usize = 64;
 
 /// The regular expression, in Lark, of a text up to the beginning of the answer: the reasoning, its tags as far as the prompt
 /// does not have them, and white space. It ends at the first closing tag.

@@ -274,6 +274,20 @@ fn a_grammar_begins_after_the_first_end_of_the_reasoning() {
 }
 
 #[test]
+fn what_is_refused_alone_is_refused_after_reasoning() {
+    for spec in [
+        GrammarSpec::Lark("start: \"a\" | \"a\" @answer".into()),
+        GrammarSpec::Lark("start: missing".into()),
+        GrammarSpec::JsonSchema(json!({"type": "integer", "minimum": 3, "maximum": 2})),
+        GrammarSpec::JsonSchema(json!(false)),
+    ] {
+        let alone = GRAMMARS.compile(&spec).err();
+        assert!(alone.is_some(), "{spec:?}");
+        assert_eq!(GRAMMARS.compile(&spec.clone().after_reasoning(ReasoningStart::Open)).err(), alone, "{spec:?}");
+    }
+}
+
+#[test]
 fn json_beside_calls_may_begin_as_a_call_does_up_to_a_tools_name() {
     let arguments = json!({"type": "object", "properties": {"x": {"type": "integer"}}, "additionalProperties": false});
     let tools = vec![Call { name: "f".into(), arguments, strict: true }];

@@ -90,8 +90,8 @@ struct Thinking {
 }
 
 impl Thinking {
-    /// The variables of the template. has_place: whether the answer may begin with reasoning; where it may not, a model whose
-    /// prompt begins the reasoning could not even end the tag
+    /// The variables of the template. has_place: whether the answer may begin with reasoning, which Anthropic's API refuses
+    /// before a call that is forced; a text that is continued would follow the tag
     fn variables(&self, served: &Served, has_place: bool) -> Result<Map<String, Value>, ApiError> {
         let wants = match self.kind.as_str() {
             "enabled" | "adaptive" => true,
