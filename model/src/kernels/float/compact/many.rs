@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::format::Compact;
-use super::product::{REGISTERS, Steps, Unpack, lane, parts};
+use super::product::{Meet, REGISTERS, Steps, Unpack, lane, parts};
 use crate::kernels::float::tile::tiles;
 use crate::kernels::panels::{self, Output, PANEL};
 use crate::kernels::vector::Vector;
@@ -17,6 +17,23 @@ const KEPT: usize = 64;
 #[repr(align(64))]
 struct Block([f32; BLOCK * PANEL]);
 
+/// A block that takes columns as they are unpacked. start: its first column
+struct Unpacked<'a> {
+    block: &'a mut Block,
+    start: usize,
+}
+
+impl<V: Unpack> Meet<V> for Unpacked<'_> {
+    #[inline(always)]
+    unsafe fn meet(&mut self, column: usize, part: usize, weights: [V; REGISTERS]) {
+        for r in 0..REGISTERS {
+            let to = (column - self.start) * PANEL + lane::<V>(part, r);
+            // SAFETY: the machine has the set of `V`, and the block room for the column, as `unpack` asserts.
+            unsafe { weights[r].store(self.block.0.as_mut_ptr().add(to)) };
+        }
+    }
+}
+
 impl Block {
     /// Unpacks the next columns, whole steps.
     ///
@@ -27,14 +44,7 @@ impl Block {
         assert!(columns.len() <= BLOCK, "unpack: a block");
         let start = columns.start;
         // SAFETY: the caller's promise; the block has room for the columns.
-        unsafe {
-            steps.columns::<P>((columns, 0, true), |column, part, weights| {
-                for r in 0..REGISTERS {
-                    let to = (column - start) * PANEL + lane::<V>(part, r);
-                    weights[r].store(self.0.as_mut_ptr().add(to));
-                }
-            });
-        }
+        unsafe { steps.columns::<P>((columns, 0, true), &mut Unpacked { block: self, start }) };
     }
 }
 

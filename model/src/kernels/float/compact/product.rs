@@ -76,6 +76,16 @@ fn next(escapes: &[Escape]) -> usize {
     escapes.first().map_or(usize::MAX, |escape| escape.column as usize)
 }
 
+/// What is done with each column of a panel. A trait, because the compiler may call a closure instead of inlining it, and what is
+/// not inlined has no instruction set: a row of such a tile took 30 times as long.
+///
+/// # Safety
+/// As for [`Vector`]: methods are `#[inline(always)]`.
+pub(super) trait Meet<V: Unpack> {
+    /// Meets a part of a column. part: counted from the first that is wanted
+    unsafe fn meet(&mut self, column: usize, part: usize, weights: [V; REGISTERS]);
+}
+
 /// The steps of a panel, in their order.
 pub(super) struct Steps<'a, V: Unpack> {
     w: &'a Compact,
@@ -94,8 +104,7 @@ impl<'a, V: Unpack> Steps<'a, V> {
         Self { w, p, table: unsafe { V::table(&w.table) }, escapes: w.escapes(p) }
     }
 
-    /// Calls `each` for some columns, in their order, and `P` parts from `part` on: with the column, the part counted from
-    /// `part`, and its weights. ask: whether the panel is not in the cache
+    /// Gives `each` some columns, in their order, and `P` parts of each from `part` on. ask: whether the panel is not in the cache
     ///
     /// # Safety
     /// The machine has the set of `V`; the columns, whole steps, and the parts are the panel's.
@@ -103,7 +112,7 @@ impl<'a, V: Unpack> Steps<'a, V> {
     pub(super) unsafe fn columns<const P: usize>(
         &mut self,
         (columns, part, ask): (Range<usize>, usize, bool),
-        mut each: impl FnMut(usize, usize, [V; REGISTERS]),
+        each: &mut impl Meet<V>,
     ) {
         let mut first = columns.start;
         while first < columns.end {
@@ -116,7 +125,7 @@ impl<'a, V: Unpack> Steps<'a, V> {
                     for i in 0..P {
                         let pairs = V::pairs(at, self.table, part + i);
                         for c in 0..COLUMNS {
-                            each(first + c, i, V::widened(pairs[c]));
+                            each.meet(first + c, i, V::widened(pairs[c]));
                         }
                     }
                 }
@@ -138,7 +147,7 @@ impl<'a, V: Unpack> Steps<'a, V> {
                             for r in 0..REGISTERS {
                                 weights[r] = V::load(stored[r * V::LANES..][..V::LANES].as_ptr());
                             }
-                            each(escape + c, i, weights);
+                            each.meet(escape + c, i, weights);
                         }
                     }
                 }
@@ -164,6 +173,28 @@ impl<'a, V: Unpack> Steps<'a, V> {
     }
 }
 
+/// The sums of `M` rows of `x` in `P` parts of a panel. x: the first row, of `k` numbers
+struct Tile<V, const M: usize, const P: usize> {
+    x: *const f32,
+    k: usize,
+    sums: [[[V; REGISTERS]; P]; M],
+}
+
+impl<V: Unpack, const M: usize, const P: usize> Meet<V> for Tile<V, M, P> {
+    #[inline(always)]
+    unsafe fn meet(&mut self, column: usize, part: usize, weights: [V; REGISTERS]) {
+        for m in 0..M {
+            // SAFETY: the machine has the set of `V`, and the column is inside the rows of x.
+            unsafe {
+                let x = V::splat(*self.x.add(m * self.k + column));
+                for r in 0..REGISTERS {
+                    self.sums[m][part][r] = x.mul_add(weights[r], self.sums[m][part][r]);
+                }
+            }
+        }
+    }
+}
+
 /// `M` rows of `x` against `P` parts of a panel. x: the first row; ask: whether the panel is not in the cache
 ///
 /// # Safety
@@ -177,19 +208,12 @@ unsafe fn tile<V: Unpack, const M: usize, const P: usize>(
 ) {
     // SAFETY: columns are inside the rows of x, and lanes inside the panel.
     unsafe {
-        let mut own = [[[V::splat(0.0); REGISTERS]; P]; M];
-        Steps::<V>::new(w, p).columns::<P>((0..w.k, part, ask), |column, i, weights| {
-            for m in 0..M {
-                let x = V::splat(*x.add(m * w.k + column));
-                for r in 0..REGISTERS {
-                    own[m][i][r] = x.mul_add(weights[r], own[m][i][r]);
-                }
-            }
-        });
+        let mut tile = Tile { x, k: w.k, sums: [[[V::splat(0.0); REGISTERS]; P]; M] };
+        Steps::<V>::new(w, p).columns::<P>((0..w.k, part, ask), &mut tile);
         for m in 0..M {
             for i in 0..P {
                 for r in 0..REGISTERS {
-                    own[m][i][r].store(sums[m][lane::<V>(part + i, r)..][..V::LANES].as_mut_ptr());
+                    tile.sums[m][i][r].store(sums[m][lane::<V>(part + i, r)..][..V::LANES].as_mut_ptr());
                 }
             }
         }
