@@ -40,16 +40,11 @@ fn limits() -> ParserLimits {
 /// Compiles `spec` and computes its first mask, so that a grammar whose mask is too expensive, or which forces too long a
 /// beginning, is refused before anything is generated.
 pub(super) fn compile(factory: &ParserFactory, spec: &GrammarSpec) -> Result<TokenParser, GrammarError> {
-    let tools = match spec {
-        GrammarSpec::AfterReasoning(_, answer) => {
-            // Its own beginning: the first mask below is that of the reasoning.
-            compile(factory, answer)?;
-            answer
-        }
-        spec => spec,
-    };
-    if let GrammarSpec::Calls(calls) = tools {
-        check_distinct(factory, calls)?;
+    match spec {
+        GrammarSpec::Calls(calls) => check_distinct(factory, calls)?,
+        // Its own beginning: the first mask below is that of the reasoning.
+        GrammarSpec::AfterReasoning(_, answer) => drop(compile(factory, answer)?),
+        _ => {}
     }
     let compiling = || {
         let grammars = TopLevelGrammar { grammars: grammars(spec), max_tokens: None };
@@ -62,7 +57,7 @@ pub(super) fn compile(factory: &ParserFactory, spec: &GrammarSpec) -> Result<Tok
             None => Ok((parser, allowed)),
         }
     };
-    let failed = |error: anyhow::Error| match tools {
+    let failed = |error: anyhow::Error| match spec {
         GrammarSpec::Calls(calls) => wrong_tool(factory, calls).unwrap_or_else(|| wrong(&error.to_string())),
         _ => wrong(&error.to_string()),
     };
