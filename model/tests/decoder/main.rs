@@ -9,6 +9,7 @@ mod published;
 mod candle;
 mod candle_reference;
 mod drafts;
+mod drift;
 mod golden;
 mod hybrid;
 mod mamba2;
