@@ -8,6 +8,7 @@ mod published;
 
 mod candle;
 mod candle_reference;
+mod digests;
 mod drafts;
 mod drift;
 mod golden;
