@@ -4,6 +4,8 @@
 mod common;
 #[path = "../common/llamacpp.rs"]
 mod llamacpp;
+#[path = "../common/pth.rs"]
+mod pth;
 
 mod gguf;
 mod hostile;

@@ -11,7 +11,8 @@ use candle_core::Tensor;
 use tidegate_model::Device;
 use tidegate_model::checkpoint::{self, FileKind, Stored};
 
-use crate::common::{Numbers, bits};
+use crate::common::{self, Numbers, bits, flat};
+use crate::pth::{self, Floats, archive};
 
 /// The first layer has no values to go back to, and the package wants them all the same.
 const UNUSED: [&str; 3] = ["blocks.0.att.v0", "blocks.0.att.v1", "blocks.0.att.v2"];
@@ -98,6 +99,43 @@ fn a_pth_has_the_bits_of_its_folder() {
     assert_eq!(file.config(), stored.config());
     assert!(file.tensors().eq(stored.tensors()));
     assert_eq!(FileKind::of(&fixture()).unwrap(), FileKind::Pth);
+}
+
+/// No two of its sizes are equal, so that a side of a matrix cannot stand for another, nor a matrix for its transpose.
+#[test]
+fn a_model_of_sizes_that_all_differ_has_the_bits_of_its_folder() {
+    let keys = r#", "model_type": "rwkv7", "vocab_size": 61, "hidden_size": 96, "intermediate_size": 80, "head_dim": 32,
+        "num_hidden_layers": 2, "num_attention_heads": 3, "decay_low_rank_dim": 20, "a_low_rank_dim": 12,
+        "v_low_rank_dim": 8, "gate_low_rank_dim": 28, "bos_token_id": 0, "eos_token_id": 0"#;
+    let (config, folder, place) = (common::config(keys), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    common::write_checkpoint(folder.path(), &config, 6);
+    let tensors = candle_core::safetensors::load(folder.path().join("model.safetensors"), &Device::Cpu).unwrap();
+    let tensors = tensors.into_iter().map(|(name, tensor)| {
+        let (shape, numbers) = (tensor.dims().to_vec(), flat(&tensor));
+        Floats { name, shape, numbers }
+    });
+    let theirs = pth::as_published(tensors.collect());
+    let pth = written(&place, "tiny.pth", &pth::file(&theirs));
+    let safetensors = place.path().join("tiny.safetensors");
+    let same = theirs.iter().map(|Floats { name, shape, numbers }| {
+        (name.clone(), Tensor::from_slice(numbers, shape.as_slice(), &Device::Cpu).unwrap())
+    });
+    candle_core::safetensors::save(&same.collect::<Tensors>(), &safetensors).unwrap();
+    let (want, stored) = (logits(folder.path()), Stored::open(folder.path()).unwrap());
+    assert!(want.iter().any(|logit| f32::from_bits(*logit).abs() > 0.1), "nearly constant");
+    for file in [pth, safetensors] {
+        assert_eq!(logits(&file), want, "{}", file.display());
+        let file = Stored::open(&file).unwrap();
+        assert_eq!((file.config().low_ranks, file.config().head_dim), (config.low_ranks, 32));
+        assert!(file.tensors().eq(stored.tensors()));
+    }
+    // A matrix that is turned keeps its numbers, and fits no other.
+    for name in ["emb.weight", "blocks.0.att.r_k", "blocks.0.ffn.key.weight", "blocks.1.att.v1", "blocks.1.att.g2"] {
+        let mut turned = theirs.clone();
+        turned.iter_mut().find(|tensor| tensor.name == name).unwrap().shape.reverse();
+        let found = error("tiny.pth", &pth::file(&turned));
+        assert!(found.contains("does not fit RWKV-7"), "{name}: {found}");
+    }
 }
 
 #[test]
@@ -198,25 +236,6 @@ fn changed_bytes_of_a_pth_never_panic() {
         }
     }
     assert!(Stored::open(&path).is_ok());
-}
-
-/// A zip archive of files as they are, each with a method of compression.
-fn archive(files: &[(&str, &[u8], u16)]) -> Vec<u8> {
-    let (mut out, mut directory) = (Vec::new(), Vec::new());
-    for (name, bytes, method) in files {
-        let start = out.len() as u32;
-        let sizes = [(bytes.len() as u32).to_le_bytes(); 2].concat();
-        let shared =
-            [&[0, 0, 0, 0], &method.to_le_bytes()[..], &[0; 8], &sizes, &(name.len() as u16).to_le_bytes(), &[0; 2]]
-                .concat();
-        out.extend([b"PK\x03\x04", &shared[..], name.as_bytes(), bytes].concat());
-        directory.extend([b"PK\x01\x02\0\0", &shared[..], &[0; 10], &start.to_le_bytes(), name.as_bytes()].concat());
-    }
-    let count = (files.len() as u16).to_le_bytes();
-    let (start, size) = ((out.len() as u32).to_le_bytes(), (directory.len() as u32).to_le_bytes());
-    out.extend(directory);
-    out.extend([b"PK\x05\x06\0\0\0\0", &count[..], &count, &size, &start, &[0; 2]].concat());
-    out
 }
 
 /// Why a file with this pickle and a storage "0" of four bytes is refused.

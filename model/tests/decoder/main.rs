@@ -8,7 +8,9 @@ mod published;
 
 mod candle;
 mod candle_reference;
+mod digests;
 mod drafts;
+mod drift;
 mod golden;
 mod hybrid;
 mod mamba2;

@@ -9,7 +9,7 @@ use tidegate_model::mixers::mamba2::naive::{LayerMemory, Model};
 use tidegate_model::{Decoder, Device, StatePool, WeightType};
 
 use crate::common::{Numbers, bits, config, distance, flat, row, write_checkpoint};
-use crate::reference::{a_million_tokens, close, fixture, golden, layer, narrow, wide};
+use crate::reference::{close, fixture, golden, layer, narrow, wide};
 use crate::table::MIXERS;
 
 const FIXTURE: &str = "fixtures-mamba2";
@@ -89,17 +89,6 @@ fn every_shape_agrees_with_the_reference() {
         }
         compare(&pool, 0, &memory, keys);
     }
-}
-
-#[test]
-#[ignore = "takes half a minute"]
-fn a_million_tokens_do_not_drift() {
-    let folder = tempfile::tempdir().unwrap();
-    write_checkpoint(folder.path(), &config(MIXERS[4].configs[0]), 41);
-    let model = reference(folder.path());
-    let mut memory = model.new_memory();
-    let pool = a_million_tokens(folder.path(), |id| drop(model.step(id, &mut memory)));
-    compare(&pool, 0, &memory, "after a million tokens");
 }
 
 #[test]

@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
-use tidegate_model::checkpoint::{self, Stored};
+use tidegate_model::checkpoint::Stored;
 use tidegate_model::{DType, DecoderConfig, Device, StatePool, Tensor};
 
-use crate::common::{Numbers, distance, flat};
+use crate::common::{distance, flat};
 
 const TOLERANCE: f32 = 1e-4;
 
@@ -47,18 +47,4 @@ pub(crate) fn narrow(x: &[f64]) -> Vec<f32> {
 pub(crate) fn close(got: &[f32], want: &[f32], what: &str) {
     let error = distance(got, want);
     assert!(error < TOLERANCE, "{what}: {error}");
-}
-
-/// Reads a million random tokens into a small model and, with `step`, into its reference -> the model's states. Run it by
-/// `cargo test -p tidegate-model --test decoder million -- --ignored`.
-pub(crate) fn a_million_tokens(folder: &Path, mut step: impl FnMut(u32)) -> StatePool {
-    let decoder = checkpoint::load(folder, &Device::Cpu).unwrap();
-    let (mut pool, mut numbers) = (decoder.new_pool(1).unwrap(), Numbers::new(41));
-    for _ in 0..1000 {
-        let ids = numbers.ids(1000, 61);
-        decoder.prefill(&ids, &mut pool, 0).unwrap();
-        ids.into_iter().for_each(&mut step);
-    }
-    assert_eq!(pool.tokens(0), 1_000_000);
-    pool
 }

@@ -1,8 +1,10 @@
 //! Byte-level tokenizers in the format of Hugging Face's `tokenizers`.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::OnceLock;
 
+use serde::de::IgnoredAny;
 use tokenizers::decoders::DecoderWrapper;
 
 use super::encoder::{Encoded, Encoder, Pace};
@@ -34,7 +36,11 @@ impl ByteLevel {
 
     /// Reads the contents of a `tokenizer.json`, or gives the reason why not.
     pub(super) fn parse(json: &[u8], vocab_size: usize) -> Result<(Self, Vocabulary), String> {
-        let mut inner = tokenizers::Tokenizer::from_bytes(json).map_err(|error| error.to_string())?;
+        // The library panics at some files that are no JSON, and perhaps at others.
+        serde_json::from_slice::<IgnoredAny>(json).map_err(|error| error.to_string())?;
+        let read = catch_unwind(AssertUnwindSafe(|| tokenizers::Tokenizer::from_bytes(json)));
+        let read = read.map_err(|_| "the library tokenizers panicked at it")?;
+        let mut inner = read.map_err(|error| error.to_string())?;
         if !matches!(inner.get_decoder(), Some(DecoderWrapper::ByteLevel(_))) {
             return Err("decoder must be ByteLevel".into());
         }
@@ -141,4 +147,24 @@ fn vocabulary(tokenizer: &tokenizers::Tokenizer, vocab_size: usize) -> Result<Vo
         insert(id, if token.special { Vec::new() } else { token.content.into_bytes() })?;
     }
     Ok(Vocabulary::new(tokens))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_is_no_json_is_refused_where_the_library_panics() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../weights/tests/fixtures/tiny/tokenizer.json");
+        let text = std::fs::read_to_string(path).unwrap();
+        assert!(ByteLevel::parse(text.as_bytes(), 300).is_ok());
+        let at = text.find("\"decoder\"").unwrap();
+        let inside = at + text[at..].find("trim_offsets").unwrap();
+        for (from, to) in [("trim_offsets", "trim\noffsets"), ("trim_offsets\":", "trim_offsets\" "), ("true", "tru")] {
+            let changed = [&text[..inside], &text[inside..].replacen(from, to, 1)].concat();
+            assert_ne!(changed, text);
+            let reason = ByteLevel::parse(changed.as_bytes(), 300).err().unwrap();
+            assert!(reason.contains(" line "), "{reason}");
+        }
+    }
 }

@@ -5,6 +5,8 @@
 //! space, and between a letter or digit and a line break or punctuation. Nothing in them depends on the text before a
 //! word, so the rest of the text has the same words on its own. For all other tokenizers nothing is known.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use serde_json::{Value, json};
 use tokenizers::models::ModelWrapper;
 
@@ -112,8 +114,10 @@ pub(super) fn pieces(text: &str, target: usize) -> Vec<&str> {
 
 /// The ids of `text`; with `special`, those of the special tokens around it too.
 pub(super) fn ids(tokenizer: &tokenizers::Tokenizer, text: &str, special: bool) -> Result<Vec<u32>, TextError> {
-    let encoding = tokenizer.encode_fast(text, special).map_err(|error| TextError::Encode(error.to_string()))?;
-    Ok(encoding.get_ids().to_vec())
+    // What a file asks of the library may be wrong only where a text is encoded.
+    let encoded = catch_unwind(AssertUnwindSafe(|| tokenizer.encode_fast(text, special)));
+    let encoded = encoded.map_err(|_| TextError::Encode("the library tokenizers panicked".into()))?;
+    Ok(encoded.map_err(|error| TextError::Encode(error.to_string()))?.get_ids().to_vec())
 }
 
 #[cfg(test)]

@@ -1,6 +1,14 @@
-//! Allocations of a decode step and of refused snapshots. This is a separate program that runs one test at a time, because
-//! it counts every allocation of the process.
+//! Allocations of a decode step, of refused snapshots and of changed models. This is a separate program that runs one test at
+//! a time, because it counts every allocation of the process.
 
+#[path = "../common/mod.rs"]
+mod common;
+#[path = "../../../model/tests/common/llamacpp.rs"]
+mod llamacpp;
+#[path = "../../../model/tests/common/pth.rs"]
+mod pth;
+
+mod files;
 mod snapshots;
 mod step;
 

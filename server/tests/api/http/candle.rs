@@ -16,7 +16,7 @@ use crate::common::sessions::{app_on, prompt, session};
 use crate::published;
 
 /// A checkpoint of a family that only candle has, with a tokenizer.
-fn written(kind: &str) -> TempDir {
+pub(super) fn written(kind: &str) -> TempDir {
     let rwkv = kind.starts_with("rwkv");
     let folder = published::written(kind, if rwkv { 272 } else { 300 }, 64, 7);
     if rwkv {

@@ -24,7 +24,7 @@ fn ids(answer: &Value) -> Vec<u64> {
 }
 
 /// The keys of Mamba-2, of two heads that have B and C of their own.
-fn mamba2() -> Value {
+pub(super) fn mamba2() -> Value {
     json!({"model_type": "mamba2", "architectures": ["Mamba2ForCausalLM"], "attention": "mamba2", "intermediate_size": 64,
         "head_dim": 32, "state_size": 16, "n_groups": 2, "time_step_limit": [0.0, {"__float__": "Infinity"}],
         "output_norm": false})

@@ -12,6 +12,7 @@ mod connections;
 mod continuation;
 mod diffs;
 mod disconnects;
+mod families;
 mod files;
 mod forks;
 mod gguf;

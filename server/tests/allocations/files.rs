@@ -1,0 +1,272 @@
+//! Random changes to models that others write, as files: GGUF with its values and tokenizer, `.pth` with the vocabulary beside
+//! it, and a folder of safetensors in several files. A changed model is refused or served; nothing panics, and memory stays
+//! within a multiple of the files.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use safetensors::SafeTensors;
+use safetensors::tensor::serialize;
+use serde_json::{Value as Json, json};
+use stats_alloc::Region;
+use tidegate_model::random::Normals;
+use tidegate_model::{DecoderConfig, checkpoint};
+use tidegate_server::checkpoint::{BackendChoice, DeviceChoice, OpenOptions, open};
+
+use super::{ALLOCATOR, alone};
+use crate::common::fuzz;
+use crate::common::random::{WORDS, write_vocabulary};
+use crate::llamacpp::{self, F32, Gguf, Value};
+use crate::pth::{self, Floats};
+
+/// Bytes that may be allocated for each byte of the files, and for a model of any size. Memory that was given back counts too.
+const EACH: usize = 64;
+const ANY: usize = 48 << 20;
+
+/// The longest that a model of this size may take.
+const LONGEST: Duration = Duration::from_secs(20);
+
+/// Counts of 4 and 8 bytes, numbers at the edges of types, and words of the formats.
+const PARTS: [&str; 22] = [
+    "\0\0\0\0\0\0\0\x01",
+    "\0\0\0\x40\0\0\0\0",
+    "\x7f\x7f\x7f\x7f\x7f\x7f\x7f\x7f",
+    "\x09\0\0\0\x09\0\0\0",
+    "\x08\0\0\0",
+    "\0\0\0\0",
+    "18446744073709551615",
+    "-1",
+    "1e99",
+    "null",
+    "[[[[",
+    "\"F16\"",
+    "\"data_offsets\":[0,4]",
+    "\"\\ud800\"",
+    "ctorch\nFloatStorage\n",
+    "(t",
+    "K\x01",
+    "h\x01h\x01",
+    "R",
+    "PK\x01\x02",
+    "\\x",
+    "blk.1.",
+];
+
+/// A part of a model's files. It is changed, and written with the rest into a folder -> the model.
+struct Part {
+    what: &'static str,
+    bytes: Vec<u8>,
+    write: Box<dyn Fn(&[u8], &Path) -> PathBuf>,
+}
+
+fn part(what: &'static str, bytes: Vec<u8>, write: impl Fn(&[u8], &Path) -> PathBuf + 'static) -> Part {
+    Part { what, bytes, write: Box::new(write) }
+}
+
+fn put(folder: &Path, name: &str, bytes: &[u8]) -> PathBuf {
+    let path = folder.join(name);
+    std::fs::write(&path, bytes).unwrap();
+    path
+}
+
+/// Random weights of a config.
+fn weights(config: &DecoderConfig) -> Vec<Floats> {
+    let mut normals = Normals::new(5);
+    let tensors = checkpoint::tensors(config).into_iter().map(|(name, shape)| {
+        let numbers = (0..shape.iter().product()).map(|_| 0.4 * normals.normal() as f32).collect();
+        Floats { name, shape, numbers }
+    });
+    tensors.collect()
+}
+
+fn rwkv7() -> DecoderConfig {
+    let config = json!({"model_type": "rwkv7", "vocab_size": 272, "hidden_size": 16, "intermediate_size": 24, "head_dim": 16,
+        "num_hidden_layers": 2, "decay_low_rank_dim": 4, "a_low_rank_dim": 3, "v_low_rank_dim": 2,
+        "gate_low_rank_dim": 5, "bos_token_id": 0, "eos_token_id": 0});
+    DecoderConfig::from_json(&config.to_string()).unwrap()
+}
+
+fn mamba2() -> DecoderConfig {
+    let config = json!({"model_type": "mamba2", "vocab_size": 280, "hidden_size": 16, "intermediate_size": 32,
+        "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 16, "state_size": 8, "n_groups": 1, "conv_kernel": 4,
+        "tie_word_embeddings": true, "bos_token_id": 0, "eos_token_id": 0});
+    DecoderConfig::from_json(&config.to_string()).unwrap()
+}
+
+/// The weights as [`llamacpp`] takes them.
+fn by_name(weights: Vec<Floats>) -> BTreeMap<String, llamacpp::Tensor> {
+    let tensor = |tensor: Floats| (tensor.name, llamacpp::Tensor::floats(&tensor.shape, &tensor.numbers));
+    weights.into_iter().map(tensor).collect()
+}
+
+fn gguf_of_rwkv7() -> Gguf {
+    let single = (0..=u8::MAX).map(|byte| vec![byte]);
+    let words = WORDS.iter().map(|word| word.as_bytes().to_vec());
+    let tokens: Vec<Vec<u8>> = single.chain(words).chain([b"\xe2\x98".to_vec()]).collect();
+    llamacpp::rwkv7(&rwkv7(), by_name(weights(&rwkv7())), &tokens)
+}
+
+/// With the tokens and merges of the fixture.
+fn gguf_of_mamba2() -> Gguf {
+    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures-mamba2-llamacpp/tokenizer.json");
+    let tokenizer: Json = serde_json::from_slice(&std::fs::read(fixture).unwrap()).unwrap();
+    let mut tokens = vec![String::new(); 280];
+    for (token, id) in tokenizer["model"]["vocab"].as_object().unwrap() {
+        tokens[id.as_u64().unwrap() as usize].clone_from(token);
+    }
+    for token in tokenizer["added_tokens"].as_array().unwrap() {
+        tokens[token["id"].as_u64().unwrap() as usize] = token["content"].as_str().unwrap().into();
+    }
+    let tokens: Vec<&str> = tokens.iter().map(String::as_str).collect();
+    let pair = |merge: &Json| format!("{} {}", merge[0].as_str().unwrap(), merge[1].as_str().unwrap()).into_bytes();
+    let merges = tokenizer["model"]["merges"].as_array().unwrap().iter().map(pair).collect();
+    let mut file = llamacpp::mamba2(&mamba2(), by_name(weights(&mamba2())), &tokens)
+        .with("tokenizer.ggml.merges", Value::Texts(merges));
+    for (_, value) in &mut file.metadata {
+        if let Value::Words(types) = value {
+            (types[0], types[1], types[278], types[279]) = (3, 3, 4, 4);
+        }
+    }
+    file
+}
+
+/// A whole GGUF file, and its header, after which the numbers lie where it says.
+fn of_gguf(file: &Gguf, parts: &mut Vec<Part>) {
+    let bytes = file.bytes();
+    assert!(file.tensors.iter().all(|(_, tensor)| tensor.kind == F32));
+    let lengths = file.tensors.iter().map(|(_, tensor)| tensor.bytes.len());
+    let last = file.tensors.last().unwrap().1.bytes.len();
+    let numbers = lengths.map(|length| length.next_multiple_of(32)).sum::<usize>() - last.next_multiple_of(32) + last;
+    let (header, numbers) = bytes.split_at(bytes.len() - numbers);
+    let numbers = numbers.to_vec();
+    parts.push(part("the header of a GGUF file", header.to_vec(), move |header, folder| {
+        let mut bytes = header.to_vec();
+        bytes.resize(bytes.len().next_multiple_of(32), 0);
+        put(folder, "tiny.gguf", &[bytes, numbers.clone()].concat())
+    }));
+    parts.push(part("a GGUF file", bytes, |bytes, folder| put(folder, "tiny.gguf", bytes)));
+}
+
+fn of_pth(parts: &mut Vec<Part>) {
+    const VOCABULARY: &str = "rwkv_vocab_v20230424.txt";
+    let tensors = pth::as_published(weights(&rwkv7()));
+    let whole = pth::file(&tensors);
+    let start = whole.windows(4).position(|window| window == b"PK\x01\x02").unwrap();
+    let (files, directory) = whole.split_at(start);
+    let (files, pickle, unchanged) = (files.to_vec(), pth::pickle(&tensors), whole.clone());
+    let with_vocabulary = |bytes: &[u8], folder: &Path| {
+        write_vocabulary(folder);
+        put(folder, "tiny.pth", bytes)
+    };
+    parts.push(part("the directory of an archive", directory.to_vec(), move |directory, folder| {
+        with_vocabulary(&[&files, directory].concat(), folder)
+    }));
+    parts.push(part("a pickle", pickle, move |pickle, folder| with_vocabulary(&pth::around(pickle, &tensors), folder)));
+    let place = tempfile::tempdir().unwrap();
+    write_vocabulary(place.path());
+    let vocabulary = std::fs::read(place.path().join(VOCABULARY)).unwrap();
+    parts.push(part("RWKV's vocabulary", vocabulary, move |vocabulary, folder| {
+        put(folder, VOCABULARY, vocabulary);
+        put(folder, "tiny.pth", &unchanged)
+    }));
+    parts.push(part("a .pth file", whole, with_vocabulary));
+}
+
+/// A folder whose weights are in two files.
+fn of_safetensors(parts: &mut Vec<Part>) {
+    let pinned = Path::new(env!("CARGO_MANIFEST_DIR")).join("../weights/tests/fixtures/tiny");
+    let whole = std::fs::read(pinned.join("model.safetensors")).unwrap();
+    let tensors = SafeTensors::deserialize(&whole).unwrap();
+    let shard = |layer: bool| {
+        let tensors = tensors.tensors().into_iter().filter(|(name, _)| name.contains("layers.1") == layer);
+        serialize(tensors, None).unwrap()
+    };
+    let (first, second) = (shard(false), shard(true));
+    let file = |name: &str| if name.contains("layers.1") { "two.safetensors" } else { "one.safetensors" };
+    let map: BTreeMap<&str, &str> = tensors.names().into_iter().map(|name| (name, file(name))).collect();
+    let index = json!({"metadata": {"total_size": 1}, "weight_map": map}).to_string().into_bytes();
+    let mut files = vec![("one.safetensors", first), ("two.safetensors", second), (checkpoint::INDEX, index)];
+    for name in ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"] {
+        files.push((name, std::fs::read(pinned.join(name)).unwrap()));
+    }
+    let write = |changed: &'static str, files: Vec<(&'static str, Vec<u8>)>| {
+        move |bytes: &[u8], folder: &Path| {
+            files.iter().for_each(|(name, bytes)| drop(put(folder, name, bytes)));
+            put(folder, changed, bytes);
+            folder.to_owned()
+        }
+    };
+    for (name, bytes) in &files {
+        parts.push(part(name, bytes.clone(), write(name, files.clone())));
+    }
+    let (length, rest) = files[0].1.split_at(8);
+    let (header, numbers) = rest.split_at(u64::from_le_bytes(length.try_into().unwrap()) as usize);
+    let (numbers, whole) = (numbers.to_vec(), write("one.safetensors", files.clone()));
+    parts.push(part("the header of safetensors", header.to_vec(), move |header, folder| {
+        whole(&[&(header.len() as u64).to_le_bytes()[..], header, &numbers].concat(), folder)
+    }));
+}
+
+fn length(folder: &Path) -> usize {
+    std::fs::read_dir(folder).unwrap().map(|file| file.unwrap().metadata().unwrap().len() as usize).sum()
+}
+
+/// Opens a model, encodes a text and ends its engine -> whether it was served.
+fn serves(model: &Path) -> bool {
+    let options = OpenOptions {
+        slots: 1,
+        prefix_bytes: 0,
+        backend: BackendChoice::Native,
+        device: DeviceChoice::Cpu,
+        ..OpenOptions::default()
+    };
+    let Ok((served, thread)) = open(model, &options) else { return false };
+    let vocab = served.limits.vocab_size as u32;
+    for text in ["the river and the fox\n\n", "a\u{0}\u{2603}<|endoftext|>\u{1f980}"] {
+        for ids in [served.tokenizer.encode(text), served.tokenizer.encode_more(text)].into_iter().flatten() {
+            assert!(ids.iter().all(|&id| id < vocab), "{ids:?} in a vocabulary of {vocab}");
+        }
+    }
+    served.engine.abort();
+    thread.join();
+    true
+}
+
+#[test]
+fn fuzz_a_changed_model_is_refused_or_served() {
+    static PANICS: AtomicUsize = AtomicUsize::new(0);
+
+    let _alone = alone();
+    let (before, here) = (std::panic::take_hook(), std::thread::current().id());
+    // Panics here that are caught become errors; those of other threads would go unnoticed.
+    std::panic::set_hook(Box::new(move |info| {
+        PANICS.fetch_add(usize::from(std::thread::current().id() != here), Ordering::SeqCst);
+        before(info);
+    }));
+    let mut parts = Vec::new();
+    of_gguf(&gguf_of_rwkv7(), &mut parts);
+    of_gguf(&gguf_of_mamba2(), &mut parts);
+    of_pth(&mut parts);
+    of_safetensors(&mut parts);
+    let seeds: Vec<Vec<u8>> = parts.iter().map(|part| part.bytes.clone()).collect();
+    for Part { what, bytes, write } in &parts {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(serves(&write(bytes, folder.path())), "{what}");
+    }
+    let (mut served, mut refused, mut greatest) = (0, 0, (0, ""));
+    for fuzz::Input { number, seed, bytes } in fuzz::inputs_and_flips(&seeds, &PARTS) {
+        let (Part { what, write, .. }, folder) = (&parts[seed], tempfile::tempdir().unwrap());
+        let model = write(&bytes, folder.path());
+        let (length, clock, region) = (length(folder.path()), Instant::now(), Region::new(ALLOCATOR));
+        *(if serves(&model) { &mut served } else { &mut refused }) += 1;
+        let taken = region.change().bytes_allocated;
+        greatest = greatest.max((taken, what));
+        assert!(taken < EACH * length + ANY, "input {number}, {what} of {length} bytes: {taken} bytes");
+        assert!(clock.elapsed() < LONGEST, "input {number}, {what}: {:?}", clock.elapsed());
+        assert_eq!(PANICS.load(Ordering::SeqCst), 0, "input {number}, {what}");
+    }
+    println!("{served} served, {refused} refused; {} bytes at most, for {}", greatest.0, greatest.1);
+    assert!(served > 20 && refused > 20, "{served} served, {refused} refused");
+}
