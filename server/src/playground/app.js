@@ -79,7 +79,7 @@ class Playground {
     });
     for (const slide of document.querySelectorAll(".slide")) {
       const number = this.field(slide.dataset.for);
-      slide.value = number.value;
+      if (number.value !== "") slide.value = number.value; // an empty field leaves the choice to the model
       slide.addEventListener("input", () => { number.value = slide.value; this.forgive(); });
       number.addEventListener("input", () => { slide.value = number.value; });
     }

@@ -73,7 +73,7 @@ fn sigterm_lets_a_running_stream_finish() {
     assert_eq!((&settings["level"], &settings["device"]), (&"DEBUG".into(), &"cpu".into()));
     assert!(folder.is_dir(), "the server creates the data folder");
     let defaults = log.iter().find(|line| message(line) == "model defaults").unwrap();
-    assert_eq!((&defaults["temperature"], &defaults["top_p"]), (&0.8.into(), &0.95.into()), "numbers are numbers");
+    assert_eq!((&defaults["temperature"], &defaults["min_p"]), (&0.7.into(), &0.02.into()), "numbers are numbers");
     let info: Vec<_> = log.iter().filter(|line| line["level"] == "INFO").collect();
     let [model, sessions, address] = info[..] else { panic!("three lines at info, found {info:?}") };
     assert_eq!((message(model), &model["slots"]), ("model from-the-environment on cpu", &64.into()));

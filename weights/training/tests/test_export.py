@@ -187,6 +187,19 @@ def test_samples_are_reproducible(folder, tmp_path):
     assert one != sample.generate(model, tok, "The fox", 20, seed=5)
 
 
+def test_a_token_is_drawn_after_the_penalty_and_from_the_likely_ones():
+    logits = torch.tensor([3.0, 2.9, 0.0, -1.0])
+    draw = lambda seen, **keys: {sample.choose(logits, seen, torch.Generator().manual_seed(seed), **keys) for seed in range(200)}
+    assert draw([], temperature=1.0, min_p=0.0, repetition_penalty=1.0) == {0, 1, 2, 3}
+    # exp(-3) is 0.0498.
+    assert draw([], temperature=1.0, min_p=0.0497, repetition_penalty=1.0) == {0, 1, 2}
+    assert draw([], temperature=1.0, min_p=0.0499, repetition_penalty=1.0) == {0, 1}
+    # 3 becomes 1.5, and -1 becomes -2.
+    assert draw([0, 0, 3], temperature=1.0, min_p=0.5, repetition_penalty=2.0) == {1}
+    assert draw([0, 1, 3], temperature=1.0, min_p=0.23, repetition_penalty=2.0) == {0, 1}
+    assert draw([0, 1, 2, 3], temperature=1.0, min_p=0.031, repetition_penalty=2.0) == {0, 1, 2}
+
+
 def test_the_written_fixtures_equal_the_committed_ones(tmp_path):
     committed = Path(__file__).resolve().parents[3] / "model" / "tests" / "fixtures"
     fixtures.write_all(tmp_path)

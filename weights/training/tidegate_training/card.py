@@ -13,7 +13,7 @@ from . import config
 from .config import ModelConfig, RunConfig
 from .files import read_text
 from .model import Decoder, parameters
-from .sample import TEMPERATURE, TOP_P
+from .sample import MIN_P, REPETITION_PENALTY, TEMPERATURE
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 
@@ -210,7 +210,7 @@ Trained with the package in `weights/training` on a packed stream of documents, 
 
 ## Samples
 
-Unedited and not selected: temperature {TEMPERATURE}, top-p {TOP_P}, seeds 1 to {len(samples)}.
+Unedited and not selected: temperature {TEMPERATURE}, min-p {MIN_P}, repetition penalty {REPETITION_PENALTY}, seeds 1 to {len(samples)}.
 
 {drawn}
 

@@ -36,7 +36,7 @@ FIXED = {"model_type": "rfa_gate", "architectures": ["RfaGateForCausalLM"], "hid
          "bos_token_id": EOT_ID, "eos_token_id": EOT_ID}
 FIXED_SEQ2SEQ = FIXED | {"model_type": "rfa_seq2seq", "architectures": ["RfaSeq2SeqForConditionalGeneration"]}
 GENERATION = {"bos_token_id": EOT_ID, "eos_token_id": EOT_ID, "do_sample": True, "temperature": sample.TEMPERATURE,
-              "top_p": sample.TOP_P}
+              "min_p": sample.MIN_P, "repetition_penalty": sample.REPETITION_PENALTY}
 # Greedy, as BLEU is measured.
 GENERATION_SEQ2SEQ = {"bos_token_id": EOT_ID, "eos_token_id": EOT_ID, "do_sample": False, "temperature": 0.0}
 # A model of stories knows no roles: the messages of a chat are paragraphs, and the answer is the next one.

@@ -11,21 +11,28 @@ from torch import Tensor
 from .data import EOT_ID
 from .model import Decoder
 
-TEMPERATURE = 0.8
-TOP_P = 0.95
+TEMPERATURE = 0.7
+MIN_P = 0.02
+REPETITION_PENALTY = 1.2
 COUNT = 3
 
 
-def choose(logits: Tensor, temperature: float, top_p: float, gen: torch.Generator) -> int:
-    """Draws from the smallest set of tokens whose probability reaches `top_p`. logits: (vocab)"""
-    p, index = torch.softmax(logits / temperature, -1).sort(descending=True)
-    p = p.masked_fill(p.cumsum(-1) - p > top_p, 0.0)
-    return int(index[torch.multinomial(p, 1, generator=gen)])
+def choose(logits: Tensor, seen: Sequence[int], gen: torch.Generator, temperature: float = TEMPERATURE, min_p: float = MIN_P,
+           repetition_penalty: float = REPETITION_PENALTY) -> int:
+    """Draws a token as the server does. logits: (vocab)
+
+    seen: tokens of the text so far, whose logits are divided by `repetition_penalty` above zero and multiplied by it below;
+    min_p: tokens with less than this share of the likeliest one's probability are left out
+    """
+    index = torch.tensor(sorted(set(seen)), dtype=torch.long)
+    old = logits[index]
+    logits = logits.index_copy(0, index, torch.where(old > 0, old / repetition_penalty, old * repetition_penalty))
+    p = torch.softmax(logits / temperature, -1)
+    return int(torch.multinomial(p.masked_fill(p < min_p * p.max(), 0.0), 1, generator=gen))
 
 
 @torch.no_grad()
-def generate(model: Decoder, tok: Tokenizer, prompt: str, tokens: int, seed: int, temperature: float = TEMPERATURE,
-             top_p: float = TOP_P) -> str:
+def generate(model: Decoder, tok: Tokenizer, prompt: str, tokens: int, seed: int) -> str:
     """The prompt and up to `tokens` more tokens, fewer if the model ends the text."""
     gen = torch.Generator().manual_seed(seed)
     model.eval()
@@ -35,7 +42,7 @@ def generate(model: Decoder, tok: Tokenizer, prompt: str, tokens: int, seed: int
     for at in range(tokens):
         positions = torch.arange(len(ids) - len(feed), len(ids)).unsqueeze(0)
         logits, state = model(torch.tensor([feed]), state, None, positions, chunk=min(64, len(feed)))
-        token = choose(logits[0, -1], temperature, top_p, gen)
+        token = choose(logits[0, -1], ids, gen)
         if token == EOT_ID:
             break
         ids, feed = ids + [token], [token]

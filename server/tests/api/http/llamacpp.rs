@@ -311,7 +311,7 @@ async fn props_and_slots_describe_the_server_without_revealing_texts() {
     assert_eq!((&props["bos_token"], &props["eos_token"]), (&json!("<|endoftext|>"), &json!("<|endoftext|>")));
     let settings = &props["default_generation_settings"];
     assert_eq!((&settings["n_ctx"], &settings["params"]["n_predict"]), (&json!(1_000_000), &json!(1_000_000)));
-    assert!((settings["params"]["temperature"].as_f64().unwrap() - 0.8).abs() < 1e-6);
+    assert!((settings["params"]["temperature"].as_f64().unwrap() - 0.7).abs() < 1e-6);
     let slots = read("/slots").await;
     assert_eq!(slots.as_array().unwrap().len(), 64);
     for (id, slot) in slots.as_array().unwrap().iter().enumerate() {

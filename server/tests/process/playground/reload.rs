@@ -92,7 +92,7 @@ async fn a_request_is_copied_as_code() {
             format!("client = OpenAI(base_url=\"{}v1\", api_key=\"none\")", page.url),
             "answer = client.completions.create(".to_owned(),
             r#"    prompt="It's \"late\"\nand","#.to_owned(),
-            r#"    extra_body={"top_k": 0, "repetition_penalty": 1.05},"#.to_owned(),
+            r#"    extra_body={"top_k": 0},"#.to_owned(),
             "print(answer.choices[0].text)".to_owned(),
         ];
         for line in lines {
