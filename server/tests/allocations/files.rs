@@ -54,11 +54,14 @@ const PARTS: [&str; 22] = [
     "blk.1.",
 ];
 
-/// A part of a model's files. It is changed, and written with the rest into a folder -> the model.
+/// Writes a part, which may have been changed, with the rest into a folder -> the model.
+type Write = Box<dyn Fn(&[u8], &Path) -> PathBuf>;
+
+/// A part of a model's files.
 struct Part {
     what: &'static str,
     bytes: Vec<u8>,
-    write: Box<dyn Fn(&[u8], &Path) -> PathBuf>,
+    write: Write,
 }
 
 fn part(what: &'static str, bytes: Vec<u8>, write: impl Fn(&[u8], &Path) -> PathBuf + 'static) -> Part {
@@ -193,7 +196,9 @@ fn of_safetensors(parts: &mut Vec<Part>) {
     }
     let write = |changed: &'static str, files: Vec<(&'static str, Vec<u8>)>| {
         move |bytes: &[u8], folder: &Path| {
-            files.iter().for_each(|(name, bytes)| drop(put(folder, name, bytes)));
+            for (name, bytes) in &files {
+                put(folder, name, bytes);
+            }
             put(folder, changed, bytes);
             folder.to_owned()
         }
