@@ -53,6 +53,7 @@ def log_probabilities(client: openai.OpenAI, model: str) -> None:
 
     messages = [{"role": "user", "content": "Tell me of a fox."}]
     chat = {"model": model, "messages": messages, "max_tokens": 8, "temperature": 0, "logprobs": True, "top_logprobs": 2}
+    chat["extra_body"] = {"repetition_penalty": 1}  # the model's own penalty would take other tokens than the likeliest
     choice = client.chat.completions.create(**chat).choices[0]
     tokens = choice.logprobs.content
     assert "".join(token.token for token in tokens) == choice.message.content, tokens

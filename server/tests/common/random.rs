@@ -17,9 +17,12 @@ pub(crate) fn written(keys: &Value) -> TempDir {
 pub(crate) fn written_about(mean: f32, keys: &Value) -> TempDir {
     let (folder, pinned) =
         (TempDir::new().unwrap(), Path::new(env!("CARGO_MANIFEST_DIR")).join("../weights/tests/fixtures/tiny"));
-    for name in ["tokenizer.json", "tokenizer_config.json", "generation_config.json"] {
+    for name in ["tokenizer.json", "tokenizer_config.json"] {
         std::fs::copy(pinned.join(name), folder.path().join(name)).unwrap();
     }
+    // Without a repetition penalty, so that a temperature of 0 takes the likeliest token.
+    let sampling = json!({"bos_token_id": 0, "eos_token_id": 0, "temperature": 0.8, "top_p": 0.95});
+    std::fs::write(folder.path().join("generation_config.json"), sampling.to_string()).unwrap();
     let mut config: Value = serde_json::from_slice(&std::fs::read(pinned.join("config.json")).unwrap()).unwrap();
     config.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
     write_weights(folder.path(), &config.to_string(), mean);

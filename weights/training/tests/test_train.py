@@ -29,8 +29,8 @@ def losses(out: Path) -> list[float]:
 @pytest.mark.parametrize("changes", [
     {},
     {"optimizer": "muon", "pool": 6, "accumulate": 2},
-    {"carry_state": False},
-], ids=["adamw", "muon with a pool", "no carried state"])
+    {"carry_state": False, "ema": 0.9},
+], ids=["adamw", "muon with a pool", "no carried state, with an average"])
 def test_a_killed_run_resumes_with_the_same_losses(folder, tmp_path, run_config, changes):
     whole = run_config(save_every=3, **changes)
     scores = Trainer(whole, folder, tmp_path / "whole", "cpu").run()
@@ -47,8 +47,9 @@ def test_a_killed_run_resumes_with_the_same_losses(folder, tmp_path, run_config,
     assert again.step == 3
     assert again.run() == scores
     assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
-    a, b = (torch.load(tmp_path / n / "state.pt", weights_only=True)["model"] for n in ("whole", "killed"))
-    assert all(torch.equal(a[k], b[k]) for k in a)
+    for part in ("model", "average") if whole.train.ema else ("model",):
+        a, b = (torch.load(tmp_path / n / "state.pt", weights_only=True)[part] for n in ("whole", "killed"))
+        assert all(torch.equal(a[k], b[k]) for k in a)
 
 
 def test_two_processes_resume_the_run_of_one_and_share_its_lanes(folder, tmp_path, run_config):
@@ -74,6 +75,41 @@ def test_two_processes_resume_the_run_of_one_and_share_its_lanes(folder, tmp_pat
         # The optimiser magnifies the differences of rounding; those between lanes are far greater.
         torch.testing.assert_close(x, y, rtol=0.02, atol=0.02)
         assert (x[0][0] - x[0][1]).abs().max() > 0.1
+
+
+def test_an_average_of_the_weights_is_evaluated_beside_them_and_exported(folder, tmp_path, run_config):
+    cfg = run_config(ema=0.3)
+    trainer = Trainer(cfg, folder, tmp_path / "run", "cpu")
+    expected = {name: x.clone() for name, x in trainer.model.state_dict().items()}
+    step = trainer.train_step
+
+    def averaging() -> tuple[float, float]:
+        at, out = trainer.step, step()
+        for name, x in trainer.model.state_dict().items():
+            decay = min(0.3, (1 + at) / (10 + at))
+            expected[name] = decay * expected[name] + (1 - decay) * x
+        return out
+
+    trainer.train_step = averaging
+    scores = trainer.run()
+    own = {name: x.clone() for name, x in trainer.model.state_dict().items()}
+    assert list(scores) == ["stories", "stories, averaged"] and scores["stories"] != scores["stories, averaged"]
+    for name, x in expected.items():
+        torch.testing.assert_close(trainer.average.weights[name], x, msg=name)
+    assert trainer.evaluate() == scores
+    assert all(torch.equal(own[name], x) for name, x in trainer.model.state_dict().items()), "evaluation leaves the weights alone"
+
+    for averaged, weights in ((False, own), (True, trainer.average.weights)):
+        out = tmp_path / f"out-{averaged}"
+        export_run(tmp_path / "run", folder, out, "f32", averaged=averaged)
+        assert all(torch.equal(x, weights[name]) for name, x in load_file(out / "model.safetensors").items())
+        card = (out / "README.md").read_text()
+        assert ("--dtype f32 --averaged" in card) == ("with a decay of 0.3 a step" in card) == averaged and "| stories, averaged |" in card
+    Trainer(run_config(), folder, tmp_path / "without", "cpu").run()
+    with pytest.raises(ValueError, match="--averaged: .* has no average of its weights; train with train.ema"):
+        export_run(tmp_path / "without", folder, tmp_path / "none", "f32", averaged=True)
+    with pytest.raises(ValueError, match="train.ema: must be at least 0 and below 1, found 1.0"):
+        run_config(ema=1.0)
 
 
 def test_lanes_that_processes_cannot_share_are_refused(monkeypatch):

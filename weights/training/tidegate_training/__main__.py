@@ -55,6 +55,7 @@ def arguments() -> argparse.ArgumentParser:
     p.add_argument("--data", type=Path, required=True)
     p.add_argument("--out", type=Path, required=True, help="a new or empty folder")
     p.add_argument("--dtype", choices=["bf16", "f16", "f32"], default="bf16")
+    p.add_argument("--averaged", action="store_true", help="the average of the weights (train.ema) instead of the last ones")
     add_about(p)
 
     p = command("eval", "loss, perplexity and bits per byte of a checkpoint folder on a text, the state carried through")
@@ -119,7 +120,7 @@ def execute(args: argparse.Namespace) -> None:
     elif args.command == "export":
         from .export import export_run
 
-        print(export_run(args.run, args.data, args.out, args.dtype, args.name, about(args), args.force))
+        print(export_run(args.run, args.data, args.out, args.dtype, args.name, about(args), args.force, args.averaged))
     elif args.command == "eval":
         from .export import evaluate_folder
 

@@ -164,19 +164,21 @@ def tags(m: ModelConfig) -> str:
 
 
 def write(name: str, cfg: RunConfig, step: int, log: Path, dtype: str, samples: list[tuple[str, str]], about: About = About(),
-          start: dict[str, str] | None = None) -> str:
+          start: dict[str, str] | None = None, averaged: bool = False) -> str:
     """The text of the card. step: optimiser steps behind the weights; samples: prompts and texts; start: name and sha256 of the
-    weights from which the run started"""
+    weights from which the run started; averaged: whether the weights are the average of the run's"""
     m, t = cfg.model, cfg.train
     tokens = step * t.lanes * t.segment * t.accumulate
     carried = "The state is carried from segment to segment" if t.carry_state else "The state is zeroed before each segment"
     drawn = "\n\n".join((f"Prompt: `{p}`" if p else "Without a prompt:") + f"\n\n{quoted(s)}" for p, s in samples)
     described = f"{about.description.strip()}\n\n" if about.description.strip() else ""
-    export = " ".join([f"tidegate-train export --run run --data data --out {shlex.quote(name)} --dtype {dtype}", *about.flags()])
+    export = " ".join([f"tidegate-train export --run run --data data --out {shlex.quote(name)} --dtype {dtype}",
+                       *["--averaged"] * averaged, *about.flags()])
     copied = (f"mkdir -p data && cp {shlex.quote(start['name'])}/tokenizer.json data/",) if start else ()
     commands = about.commands or (*copied, f"tidegate-train prepare {train_command(cfg).split(' ')[2]} --texts texts --data data",
                                   train_command(cfg) + (f" --from {shlex.quote(start['name'])}" if start else ""), export)
     origin = f" The run started from the weights of {start['name']} (SHA-256 {start['sha256']})." if start else ""
+    origin += f" The weights are the run's average, with a decay of {t.ema} a step." if averaged else ""
     return f"""{front_matter(m, about)}
 
 # {name}

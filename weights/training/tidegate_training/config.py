@@ -110,7 +110,8 @@ class ModelConfig:
 class TrainConfig:
     """How a run is trained: `segment` tokens per lane and step, the state carried between steps.
 
-    The defaults are the best row of the table in `weights/README.md`. Raises ValueError for a value out of range.
+    The defaults are the best row of the table in `weights/README.md`. `ema`: the share that the average of the weights keeps
+    at each step; 0 for no average. Raises ValueError for a value out of range.
     """
 
     seed: int = 1
@@ -128,6 +129,7 @@ class TrainConfig:
     beta1: float = 0.9
     beta2: float = 0.95
     clip: float = 1.0
+    ema: float = 0.0
     sigma_max: float = 1.3
     pool: int = 0
     half_life_min: float = 8.0
@@ -152,6 +154,8 @@ class TrainConfig:
         for key, known in (("optimizer", OPTIMIZERS), ("decay", DECAYS), ("precision", PRECISIONS)):
             if getattr(self, key) not in known:
                 raise refuse(key, f"one of {', '.join(known)}")
+        if not 0.0 <= self.ema < 1.0:
+            raise refuse("ema", "at least 0 and below 1")
 
 
 @dataclass(frozen=True)

@@ -129,10 +129,11 @@ def check_free(out: Path, force: bool) -> None:
 
 
 def export_run(run: Path, data: Path, out: Path, dtype: str, name: str | None = None, about: card.About = card.About(),
-               force: bool = False) -> Written:
+               force: bool = False, averaged: bool = False) -> Written:
     """Writes the checkpoint folder of a run: its last saved weights, the tokenizer of `data`, and the card.
 
-    The files are written beside `out` and moved, so a failure leaves nothing. force: whether they may replace others
+    The files are written beside `out` and moved, so a failure leaves nothing. force: whether they may replace others;
+    averaged: the average of the weights (`train.ema`) instead of the last ones
     """
     check_free(out, force)
     blob, recipe = read_state(run / "state.pt", "cpu"), read_json(run / "run.json", "train")
@@ -144,7 +145,9 @@ def export_run(run: Path, data: Path, out: Path, dtype: str, name: str | None = 
     if found != cfg.model.vocab_size:
         raise ValueError(f"{data}: has a tokenizer of {found:,} tokens, and the model of {run} has {cfg.model.vocab_size:,}")
     model = Decoder(cfg.model)
-    model.load_state_dict(blob["model"])
+    if averaged and not blob.get("average"):
+        raise ValueError(f"--averaged: {run} has no average of its weights; train with train.ema")
+    model.load_state_dict(blob["average" if averaged else "model"])
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as place:
         part = Path(place) / "part"
@@ -152,7 +155,8 @@ def export_run(run: Path, data: Path, out: Path, dtype: str, name: str | None = 
         # The samples come from the rounded weights, read back.
         shipped, tok = load_folder(part)
         drawn = sample.samples(shipped, tok, about.prompts)
-        text = card.write(name or out.resolve().name, cfg, blob["step"], run / "log.jsonl", dtype, drawn, about, recipe.get("from"))
+        text = card.write(name or out.resolve().name, cfg, blob["step"], run / "log.jsonl", dtype, drawn, about, recipe.get("from"),
+                          averaged)
         (part / "README.md").write_text(text, encoding="utf-8")
         files = {path.name: path.stat().st_size for path in sorted(part.iterdir())}
         out.mkdir(exist_ok=True)

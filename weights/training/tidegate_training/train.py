@@ -15,6 +15,7 @@ import torch
 from tqdm import tqdm
 
 from . import optim
+from .average import Average
 from .config import ModelConfig, RunConfig, TrainConfig, build
 from .data import Lanes, fingerprint, positions
 from .evaluate import stream_loss
@@ -84,6 +85,7 @@ class Trainer:
             self.model.load_state_dict(weights)
         self.model.to(device)
         self.optimizers = optim.build(self.model, cfg.train, self.processes)
+        self.average = Average(self.model, cfg.train.ema) if cfg.train.ema else None
         self.fingerprint = fingerprint(data)
         self.state = self.model.new_state(self.rows.stop - self.rows.start, device)
         self.step = 0
@@ -160,6 +162,7 @@ class Trainer:
             return
         blob = {
             "model": self.model.state_dict(),
+            "average": self.average.weights if self.average else None,
             "optimizers": [o.state_dict() for o in self.optimizers],
             "state": state,
             "step": self.step,
@@ -186,6 +189,8 @@ class Trainer:
             raise ValueError(f"{self.out}: holds a run that started from other weights; use another folder")
         self.started_from = blob.get("from")
         self.model.load_state_dict(blob["model"])
+        if self.average:
+            self.average.weights = blob["average"]
         for o, s in zip(self.optimizers, blob["optimizers"]):
             o.load_state_dict(s)
         self.state = self.model.state_from([tuple(None if x is None else x[self.rows] for x in s) for s in blob["state"]])
@@ -266,6 +271,8 @@ class Trainer:
             # their result does not depend on sigma's scale.
             for layer in self.model.model.layers if self.cfg.model.has_sigma else ():
                 layer.self_attn.sigma.clamp_(0.05, t.sigma_max if self.cfg.model.has_floor else None)
+        if self.average:
+            self.average.add(self.model, self.step)
         self.step += 1
         return total, norm
 
@@ -280,7 +287,15 @@ class Trainer:
                             "if train.compile is true, try false")
 
     def evaluate(self) -> dict[str, dict]:
+        """The scores of each validation text, and with an average of the weights also its scores, as `TEXT, averaged`."""
         self.as_served()
+        scores = self.score()
+        if self.average:
+            with self.average.in_place(self.model):
+                scores |= {f"{name}, averaged": score for name, score in self.score().items()}
+        return scores
+
+    def score(self) -> dict[str, dict]:
         scores = {}
         for name, info in self.info["valid"].items():
             stream = np.fromfile(self.data / f"valid_{name}.bin", dtype=np.uint16)
