@@ -111,7 +111,7 @@ mod tests {
         let families = [
             json!({"model_type": "rwkv7", "hidden_size": 128, "num_hidden_layers": 2, "vocab_size": 300, "head_dim": 64,
                 "a_low_rank_dim": 8, "decay_low_rank_dim": 8, "v_low_rank_dim": 8, "gate_low_rank_dim": 8}),
-            json!({"model_type": "mamba2", "hidden_size": 128, "num_heads": 4, "head_dim": 64}),
+            json!({"model_type": "mamba2", "hidden_size": 128, "num_heads": 4, "head_dim": 64, "n_groups": 1}),
         ];
         for keys in families {
             let plain = [("bos_token_id", json!(1)), ("eos_token_id", json!(2)), ("torch_dtype", json!("bfloat16"))];
