@@ -8,6 +8,7 @@ mod cuda;
 mod device;
 mod error;
 mod fingerprint;
+mod native;
 mod supported;
 mod whole;
 
@@ -38,6 +39,7 @@ pub use cuda::OpenCuda;
 pub use device::OpenDevice;
 pub use error::{DeviceError, OpenError};
 use fingerprint::Digests;
+pub use native::refused_native;
 use supported::Described;
 pub use supported::{refused_config, refused_gguf, refused_type};
 
@@ -54,6 +56,8 @@ pub struct OpenOptions {
     pub name: Option<String>,
     /// Whether it answers to every other name as well.
     pub any_name: bool,
+    /// RWKV's vocabulary file, for a model that is one file and has none in its folder.
+    pub vocabulary: Option<PathBuf>,
     /// What computes.
     pub backend: BackendChoice,
     /// The device that computes.
@@ -83,6 +87,7 @@ impl Default for OpenOptions {
         Self {
             name: None,
             any_name: false,
+            vocabulary: None,
             backend: BackendChoice::default(),
             device: DeviceChoice::default(),
             slots: 0,
@@ -223,13 +228,13 @@ fn serve<B: Backend + 'static>(
     options: &OpenOptions,
     load: impl FnOnce() -> Result<Loaded<B>, OpenError>,
 ) -> Result<(Served, EngineThread), OpenError> {
-    let digests = Digests::start(folder)?;
+    let digests = Digests::start(folder, options.vocabulary.as_deref())?;
     let (decoder, pool) = load()?;
     let longest_source = decoder.source().map_or(0, |source| source.max_positions);
     let (vocab_size, layout, greatest) = (decoder.vocab_size(), pool.layout(), decoder.greatest_maxima());
     let (eos, state_bytes) = (decoder.eos(), (layout.numbers() * size_of::<f32>()) as u64);
     let (tokenizer, template) = if folder.is_file() {
-        whole::text(folder, vocab_size, eos)?
+        whole::text(folder, options.vocabulary.as_deref(), vocab_size, eos)?
     } else {
         let tokenizer = Tokenizer::load(folder, vocab_size, eos)?;
         let template = ChatTemplate::load_for(folder, &tokenizer)?;

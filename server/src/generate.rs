@@ -1,7 +1,6 @@
 //! The command `generate`: continues a prompt in the terminal.
 
 use std::io::{Read, Write};
-use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use rand::Rng;
@@ -9,6 +8,7 @@ use tidegate_server::checkpoint::{self, OpenOptions};
 use tidegate_server::engine::{Event, EventStream, Finish, Request, RequestParameters};
 
 use crate::cli::GenerateArgs;
+use crate::place::Files;
 
 /// The text to continue. A line feed at the end of standard input ends its last line, and is not part of it.
 fn prompt(given: String) -> Result<String> {
@@ -23,12 +23,13 @@ fn prompt(given: String) -> Result<String> {
     Ok(text)
 }
 
-/// Continues the prompt with the model in `folder`.
-pub(crate) fn generate(args: GenerateArgs, folder: &Path) -> Result<()> {
+/// Continues the prompt with the model in `files`.
+pub(crate) fn generate(args: GenerateArgs, files: Files) -> Result<()> {
     let text = prompt(args.prompt)?;
     let (backend, device, state) = (args.model.backend, args.model.device, args.model.state.into());
-    let options = OpenOptions { backend, device, slots: 1, state, ..OpenOptions::default() };
-    let (served, _engine) = checkpoint::open(folder, &options)?;
+    let Files { path, vocabulary } = files;
+    let options = OpenOptions { vocabulary, backend, device, slots: 1, state, ..OpenOptions::default() };
+    let (served, _engine) = checkpoint::open(&path, &options)?;
     let given = args.sampling;
     let mut sampling = given.over(&served.sampling);
     let seed = given.seed.unwrap_or_else(|| rand::rng().random());

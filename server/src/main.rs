@@ -10,6 +10,7 @@ mod http;
 mod hub;
 mod log;
 mod models;
+mod place;
 mod sessions_command;
 mod shipped;
 mod store;
@@ -17,7 +18,6 @@ mod telemetry;
 
 use std::error::Error;
 use std::future::pending;
-use std::io::{ErrorKind, Write as _};
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -40,6 +40,7 @@ use tracing::{debug, error, info, warn};
 
 use cli::{Cli, Command, DraftArg, LogArgs, LogFormat, ModelArgs, ModelsOutput, ServeArgs, Switch};
 use models::{CheckpointLoader, Given, apart, sources};
+use place::Files;
 use telemetry::Telemetry;
 
 /// Time for turns to end as they are after `--drain-seconds`, for connections to close, and for an aborted engine's last step.
@@ -81,15 +82,15 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Command::Generate(args) => {
             log::start(&args.log, "warn")?;
             start_threads(&args.model)?;
-            let (folder, _) = models::find(&args.model)?;
-            generate::generate(args, &folder)?;
+            let (files, _) = models::find(&args.model)?;
+            generate::generate(args, files)?;
         }
         Command::Chat(args) => {
             keep_files_private();
             log::start(&args.log, "warn")?;
             start_threads(&args.model)?;
-            let (folder, name) = models::find(&args.model)?;
-            if !chat::run(&args, &folder, name)? {
+            let (files, name) = models::find(&args.model)?;
+            if !chat::run(&args, files, name)? {
                 return Ok(ExitCode::FAILURE);
             }
         }
@@ -112,18 +113,11 @@ fn run(cli: Cli) -> Result<ExitCode> {
         }
         Command::Pull(args) => {
             log::start(&args.log, "info")?;
-            let path = hub::fetch(&args.model, &hub::Settings::read()?)?;
-            match writeln!(std::io::stdout(), "{}", path.display()) {
-                Err(error) if error.kind() == ErrorKind::BrokenPipe => {}
-                printed => printed?,
-            }
+            printed(place::pull(&args.model, args.rwkv_vocabulary.as_deref(), &mut std::io::stdout()))?;
         }
         Command::Models(args) => {
             let json = args.output == ModelsOutput::Json;
-            match hub::print_models(&hub::Settings::read()?, json, &mut std::io::stdout().lock()) {
-                Err(error) if generate::is_broken_pipe(&error) => {}
-                printed => printed?,
-            }
+            printed(hub::print_models(&hub::Settings::read()?, json, &mut std::io::stdout().lock()))?;
         }
         Command::Sessions(args) => {
             keep_files_private();
@@ -134,6 +128,11 @@ fn run(cli: Cli) -> Result<ExitCode> {
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Whether printing succeeded. The reader may close the pipe on purpose, as `head` does.
+fn printed(result: Result<()>) -> Result<()> {
+    result.or_else(|error| if generate::is_broken_pipe(&error) { Ok(()) } else { Err(error) })
 }
 
 /// Conversations are their owners': what this process creates is readable by its own user alone. Models are not: the cache may
@@ -206,6 +205,7 @@ async fn run_server(args: &ServeArgs, given: Given, data: Option<&Path>) -> Resu
 
     let options = OpenOptions {
         name: None,
+        vocabulary: None,
         any_name: args.any_model_name == Switch::On,
         backend: args.model.backend,
         device: args.model.device,
@@ -285,9 +285,9 @@ async fn load(
 ) -> Result<JoinHandle<()>> {
     let sources = match given {
         Given::One { place, name } => {
-            let folder = apart(|| place.find()).await?;
-            let options = OpenOptions { name, ..options };
-            let (served, engine) = spawn_blocking(move || checkpoint::open(&folder, &options)).await??;
+            let Files { path, vocabulary } = apart(|| place.find()).await?;
+            let options = OpenOptions { name, vocabulary, ..options };
+            let (served, engine) = spawn_blocking(move || checkpoint::open(&path, &options)).await??;
             log_model(&served);
             let store = store::open(&args.sessions, keys, data, &served).await;
             state.set_store(store.context("cannot open the session store")?);

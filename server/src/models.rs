@@ -1,7 +1,6 @@
 //! The models that the command line names, and what loads them.
 
 use std::collections::HashSet;
-use std::fmt::Display;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 
@@ -13,10 +12,9 @@ use tidegate_server::api::{Loader, ModelSource};
 use tidegate_server::checkpoint::{self, OpenOptions};
 use tidegate_server::engine::EngineThread;
 use tidegate_server::session::Store;
-use tracing::info;
 
 use crate::cli::{ModelArgs, ServeArgs};
-use crate::hub::{self, HubName};
+use crate::place::{At, Files, Place};
 use crate::{shipped, store};
 
 /// The models that `serve` is given.
@@ -26,14 +24,6 @@ pub(crate) enum Given {
     One { place: Place, name: Option<String> },
     /// Models that are loaded and unloaded; the first is the default one.
     Several(Vec<Named>),
-}
-
-/// Where a model is.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
-    /// A folder or a file.
-    Path(PathBuf),
-    Hub(HubName),
 }
 
 /// A model with the name that requests give.
@@ -49,7 +39,7 @@ impl Given {
             let (place, name) = one(&args.model)?;
             let both = name.is_some() && args.model_name.is_some();
             ensure!(!both, "--model PATH=NAME and --model-name both name the model: give one of them");
-            let name = name.or_else(|| args.model_name.clone()).or_else(|| place.name());
+            let name = name.or_else(|| args.model_name.clone()).or_else(|| place.at.name());
             return Ok(Self::One { place, name });
         }
         ensure!(args.model_name.is_none(), "--model-name names one model; name several with --model PATH=NAME");
@@ -57,42 +47,16 @@ impl Given {
     }
 }
 
-impl Place {
-    fn of(path: PathBuf) -> Self {
-        HubName::of(&path).map_or(Self::Path(path), Self::Hub)
-    }
-
-    /// The name that a place gives its model, if it is not the folder's or the file's.
-    fn name(&self) -> Option<String> {
-        match self {
-            Self::Path(_) => None,
-            Self::Hub(name) => Some(name.model().to_owned()),
-        }
-    }
-
-    /// The folder or the file. A model of a hub is downloaded first, if it is not in the cache.
-    pub(crate) fn find(self) -> Result<PathBuf> {
-        match self {
-            Self::Path(path) => Ok(path),
-            Self::Hub(name) => {
-                info!("there is no file or folder {name} here: it is read as a model's name on a hub");
-                let fetched = hub::Settings::read().and_then(|settings| hub::fetch(&name, &settings));
-                fetched.with_context(|| format!("there is no file or folder {name} here, and no model from a hub"))
-            }
-        }
-    }
-}
-
-/// The folder or the file of a command's model, and the name that it has or is given.
-pub(crate) fn find(args: &ModelArgs) -> Result<(PathBuf, Option<String>)> {
+/// The files of a command's model, and the name that it has or is given.
+pub(crate) fn find(args: &ModelArgs) -> Result<(Files, Option<String>)> {
     let (place, name) = one(args)?;
-    let name = name.or_else(|| place.name());
+    let name = name.or_else(|| place.at.name());
     Ok((place.find()?, name))
 }
 
-/// The folder or the file that a path or a name on a hub means; the name after it is not used.
+/// The folder or the file that a path or a name on a hub means, without a vocabulary; the name after it is not used.
 pub(crate) fn path(given: &Path) -> Result<PathBuf> {
-    split(given).0.find()
+    split(given).0.weights()
 }
 
 /// Runs what may take as long as a download, on a thread for which the end of the process does not wait.
@@ -104,20 +68,21 @@ pub(crate) async fn apart<T: Send + 'static>(work: impl FnOnce() -> Result<T> + 
 
 /// The place and the name of the model of a command that takes one.
 fn one(args: &ModelArgs) -> Result<(Place, Option<String>)> {
-    match args.model.as_slice() {
-        [] => Ok((Place::Path(shipped::folder()?), None)),
-        [given] => Ok(split(given)),
+    let (at, name) = match args.model.as_slice() {
+        [] => (At::Path(shipped::folder()?), None),
+        [given] => split(given),
         _ => bail!("--model may be given once here"),
-    }
+    };
+    Ok((Place { at, vocabulary: args.rwkv_vocabulary.clone() }, name))
 }
 
 /// `PATH` or `PATH=NAME`. A folder whose own name contains `=` is a path.
-fn split(given: &Path) -> (Place, Option<String>) {
+fn split(given: &Path) -> (At, Option<String>) {
     match given.to_str().and_then(|text| text.rsplit_once('=')) {
         Some((folder, name)) if !folder.is_empty() && !name.is_empty() && !given.exists() => {
-            (Place::of(folder.into()), Some(name.to_owned()))
+            (At::of(folder.into()), Some(name.to_owned()))
         }
-        _ => (Place::of(given.into()), None),
+        _ => (At::of(given.into()), None),
     }
 }
 
@@ -127,17 +92,19 @@ const FILES: [&str; 2] = ["gguf", "pth"];
 /// Every model of `--model`, and then those of `--models-dir` by name: folders, then files.
 pub(crate) fn listed(args: &ServeArgs) -> Result<Vec<Named>> {
     let mut models: Vec<Named> = Vec::new();
+    let vocabulary = &args.model.rwkv_vocabulary;
+    let named = |name: String, at: At| Named { name, place: Place { at, vocabulary: vocabulary.clone() } };
     for given in &args.model.model {
-        let (place, name) = split(given);
-        if let Place::Path(folder) = &place {
+        let (at, name) = split(given);
+        if let At::Path(folder) = &at {
             let found = folder.is_file() || folder.join("config.json").is_file();
             ensure!(found, "--model {}: the folder has no config.json", folder.display());
         }
-        let name = name.unwrap_or_else(|| match &place {
-            Place::Path(folder) => checkpoint::model_name(folder),
-            Place::Hub(name) => name.model().to_owned(),
+        let name = name.unwrap_or_else(|| match &at {
+            At::Path(folder) => checkpoint::model_name(folder),
+            At::Hub(name) => name.model().to_owned(),
         });
-        models.push(Named { name, place });
+        models.push(named(name, at));
     }
     if let Some(parent) = &args.models_dir {
         let what = || format!("--models-dir {}", parent.display());
@@ -162,17 +129,14 @@ pub(crate) fn listed(args: &ServeArgs) -> Result<Vec<Named>> {
                 tracing::warn!("{} is not listed: another model is named {name}", folder.display());
                 continue;
             }
-            models.push(Named { name, place: Place::Path(folder) });
+            models.push(named(name, At::Path(folder)));
         }
     }
     ensure!(!models.is_empty(), "--models-dir has no folder with a config.json, and no .gguf or .pth file");
     let mut names = HashSet::new();
     for Named { name, place } in &models {
-        let place: &dyn Display = match place {
-            Place::Path(folder) => &folder.display(),
-            Place::Hub(name) => name,
-        };
-        ensure!(names.insert(name), "two models are named {name}, the second in {place}: use PATH=NAME");
+        let at = &place.at;
+        ensure!(names.insert(name), "two models are named {name}, the second in {at}: use PATH=NAME");
     }
     Ok(models)
 }
@@ -180,8 +144,8 @@ pub(crate) fn listed(args: &ServeArgs) -> Result<Vec<Named>> {
 /// The folders and files of models. Those of a hub are downloaded first.
 pub(crate) fn sources(models: Vec<Named>) -> Result<Vec<ModelSource>> {
     let source = |Named { name, place }| {
-        let folder = place.find()?;
-        Ok(ModelSource { stamp: stamp(&folder), name, folder })
+        let Files { path: folder, vocabulary } = place.find()?;
+        Ok(ModelSource { stamp: stamp(&folder), name, folder, vocabulary })
     };
     models.into_iter().map(source).collect()
 }
@@ -229,7 +193,8 @@ impl Loader for CheckpointLoader {
     }
 
     fn load(&self, model: &ModelSource) -> Result<(Served, EngineThread), String> {
-        let options = OpenOptions { name: Some(model.name.clone()), ..self.options.clone() };
+        let (name, vocabulary) = (Some(model.name.clone()), model.vocabulary.clone());
+        let options = OpenOptions { name, vocabulary, ..self.options.clone() };
         checkpoint::open(&model.folder, &options).map_err(|error| error.to_string())
     }
 
@@ -301,7 +266,7 @@ mod tests {
     #[test]
     fn a_model_may_be_on_a_hub() {
         let given = |line: &[&str]| Given::new(&Line::parse_from([&["tidegate"], line].concat()).args).unwrap();
-        let hub = |name: &str| Place::Hub(name.parse().unwrap());
+        let hub = |name: &str| Place { at: At::Hub(name.parse().unwrap()), vocabulary: None };
         for (line, expected, called) in [
             (&["--model", "nobody/some-model"][..], "nobody/some-model", "nobody/some-model"),
             (&["--model", "nobody/x@v1:y.gguf=mine"], "nobody/x@v1:y.gguf", "mine"),

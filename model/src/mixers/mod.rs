@@ -5,6 +5,7 @@
 mod attention_layer;
 mod conv;
 pub(crate) mod cross;
+mod generic_keys;
 mod gguf;
 mod head_memory;
 pub mod hybrid;
@@ -52,11 +53,13 @@ pub(crate) fn translated(text: &str) -> Result<Cow<'_, str>, ConfigError> {
     if mamba2::published::is_of_the_package(&keys) {
         mamba2::published::translate_package(&mut keys)?;
     }
-    match keys.get("model_type").and_then(Value::as_str) {
-        Some(rwkv7::MODEL_TYPE) => rwkv7::published::translate(&mut keys)?,
-        Some(mamba2::published::MODEL_TYPE) => mamba2::published::translate(&mut keys)?,
+    let translate = match keys.get("model_type").and_then(Value::as_str) {
+        Some(rwkv7::MODEL_TYPE) => rwkv7::published::translate,
+        Some(mamba2::published::MODEL_TYPE) => mamba2::published::translate,
         _ => return Ok(text.into()),
-    }
+    };
+    generic_keys::remove(&mut keys);
+    translate(&mut keys)?;
     Ok(Value::Object(keys).to_string().into())
 }
 

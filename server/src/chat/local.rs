@@ -10,6 +10,7 @@ use tidegate_server::{ApiOptions, AppState, Served, app};
 
 use super::api::Api;
 use crate::cli::{ChatArgs, SamplingArgs};
+use crate::place::Files;
 use crate::store;
 
 /// How a model reads what is typed.
@@ -38,16 +39,18 @@ pub(super) struct Local {
 }
 
 impl Local {
-    /// Loads the model in `folder` and opens the sessions.
-    pub(super) async fn open(args: &ChatArgs, folder: &Path, name: Option<String>) -> Result<Self> {
+    /// Loads the model in `files` and opens the sessions.
+    pub(super) async fn open(args: &ChatArgs, files: Files, name: Option<String>) -> Result<Self> {
         let mut sessions = args.sessions.clone();
         if args.no_keep {
             (sessions.place.index, sessions.place.index_file) = (None, None);
         }
         let data = if args.no_keep { None } else { store::data_folder(&sessions)? };
         let keeps = data.is_some() || sessions.place.has_index();
+        let Files { path, vocabulary } = files;
         let options = OpenOptions {
             name,
+            vocabulary,
             backend: args.model.backend,
             device: args.model.device,
             // One conversation. Its state is stored, so that no prefix needs to be.
@@ -57,7 +60,7 @@ impl Local {
             secret: store::secret(&args.sessions)?,
             ..OpenOptions::default()
         };
-        let (served, engine) = checkpoint::open(folder, &options)?;
+        let (served, engine) = checkpoint::open(&path, &options)?;
         check(&args.sampling, &served)?;
         let reading = match (&served.template, &served.limits.sources) {
             (_, Some(_)) => Reading::Source,

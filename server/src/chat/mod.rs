@@ -10,7 +10,6 @@ mod tree;
 mod turn;
 
 use std::io::{self, IsTerminal, Write, stdin, stdout};
-use std::path::Path;
 
 use anyhow::{Context, Result, anyhow};
 use tidegate_model::StateType;
@@ -23,13 +22,14 @@ use self::local::{Local, Reading};
 use self::turn::Answer;
 use crate::cli::ChatArgs;
 use crate::generate::is_broken_pipe;
+use crate::place::Files;
 
-/// Talks with the model in `folder`, under a `name` of its own if it has one, until the lines end; returns whether all that came
+/// Talks with the model in `files`, under a `name` of its own if it has one, until the lines end; returns whether all that came
 /// from a pipe succeeded.
-pub(crate) fn run(args: &ChatArgs, folder: &Path, name: Option<String>) -> Result<bool> {
+pub(crate) fn run(args: &ChatArgs, files: Files, name: Option<String>) -> Result<bool> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
-        let local = Local::open(args, folder, name).await?;
+        let local = Local::open(args, files, name).await?;
         let outcome = talk(args, &local).await;
         local.close().await;
         match outcome {

@@ -13,7 +13,7 @@ use tidegate_model::checkpoint::{self, FileKind};
 
 use super::error::OpenError;
 use crate::session::{Fingerprint, hex};
-use crate::text::{tokenizer_file, vocabulary_beside};
+use crate::text::{tokenizer_file, vocabulary_of_file};
 
 /// The digests of a checkpoint's files.
 pub(super) struct Digests {
@@ -25,21 +25,25 @@ pub(super) struct Digests {
 }
 
 impl Digests {
-    /// Computes them on another thread while the checkpoint loads: hashing a billion weights takes seconds.
-    pub(super) fn start(folder: &Path) -> Result<Pending, OpenError> {
+    /// Computes them on another thread while the checkpoint loads: hashing a billion weights takes seconds. `vocabulary` is RWKV's
+    /// vocabulary file of a model that is one file without one in its folder.
+    pub(super) fn start(folder: &Path, vocabulary: Option<&Path>) -> Result<Pending, OpenError> {
         let wanted = Arc::new(());
-        let (path, still_wanted) = (folder.to_path_buf(), Arc::downgrade(&wanted));
-        let thread = thread::Builder::new().name("digests".into()).spawn(move || Self::of(&path, &still_wanted));
+        let (path, vocabulary) = (folder.to_path_buf(), vocabulary.map(Path::to_path_buf));
+        let still_wanted = Arc::downgrade(&wanted);
+        let of = move || Self::of(&path, vocabulary.as_deref(), &still_wanted);
+        let thread = thread::Builder::new().name("digests".into()).spawn(of);
         let thread = thread.map_err(|source| OpenError::Read { path: folder.into(), source })?;
         Ok(Pending { thread, wanted })
     }
 
     /// The digest of a missing file is zeros; the loader reports files that the model needs.
-    fn of(folder: &Path, wanted: &Weak<()>) -> Result<Self, OpenError> {
+    fn of(folder: &Path, vocabulary: Option<&Path>, wanted: &Weak<()>) -> Result<Self, OpenError> {
         let of = |path: &Path| -> Result<_, OpenError> { Ok(digest(path, wanted)?.unwrap_or_default()) };
         let [architecture, weights, tokenizer] = if folder.is_file() {
             // A GGUF file has all three; others have all but the vocabulary.
-            let vocabulary = if FileKind::of(folder)? == FileKind::Gguf { None } else { vocabulary_beside(folder) };
+            let is_gguf = FileKind::of(folder)? == FileKind::Gguf;
+            let vocabulary = if is_gguf { None } else { vocabulary_of_file(folder, vocabulary) };
             let file = of(folder)?;
             [file, file, vocabulary.map_or(Ok(file), |path| of(&path))?]
         } else {
@@ -148,7 +152,7 @@ mod tests {
     fn digests_that_nobody_waits_for_are_stopped() {
         let folder = tempfile::tempdir().unwrap();
         std::os::unix::fs::symlink("/dev/zero", folder.path().join("model.safetensors")).unwrap();
-        let Pending { thread, wanted } = Digests::start(folder.path()).unwrap();
+        let Pending { thread, wanted } = Digests::start(folder.path(), None).unwrap();
         drop(wanted);
         assert_eq!(thread.join().unwrap().unwrap().weights, [0; 32]);
     }
@@ -157,7 +161,7 @@ mod tests {
     fn the_fingerprint_covers_the_weights_that_are_loaded() {
         let folder = tempfile::tempdir().unwrap();
         let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
-        let digests = || Digests::start(folder.path()).unwrap().wait().unwrap();
+        let digests = || Digests::start(folder.path(), None).unwrap().wait().unwrap();
         let of = |state| digests().model(state, None);
         let fingerprint = || of(StateType::F32);
         write("config.json", "{}");
@@ -188,7 +192,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let of = |text: &str| {
             std::fs::write(folder.path().join("rwkv_vocab_v20230424.txt"), text).unwrap();
-            Digests::start(folder.path()).unwrap().wait().unwrap().model(StateType::F32, None).tokenizer
+            Digests::start(folder.path(), None).unwrap().wait().unwrap().model(StateType::F32, None).tokenizer
         };
         assert_ne!(of("1 'a' 1"), of("1 'b' 1"));
     }

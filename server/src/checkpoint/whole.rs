@@ -1,6 +1,7 @@
 //! The tokenizer, the chat template and the name of a model that is one file.
 
 mod byte_pairs;
+mod sampling;
 mod tokens;
 mod world;
 
@@ -9,7 +10,7 @@ use std::path::Path;
 use tidegate_model::checkpoint::{self, FileKind, Metadata, MetadataError};
 
 use super::error::OpenError;
-use crate::text::{ChatTemplate, GenerationDefaults, TextError, Tokenizer};
+use crate::text::{ChatTemplate, TextError, Tokenizer};
 
 /// What llama.cpp's converter writes in place of a template where it has none.
 const NO_TEMPLATE: &str = "rwkv-world";
@@ -34,14 +35,16 @@ pub(super) fn name(file: &Path) -> Option<String> {
     fits.then(|| name.to_owned())
 }
 
-/// The text side of the model in `file`. `eos` are the ids that end a text.
+/// The text side of the model in `file`. `eos` are the ids that end a text; `vocabulary` is RWKV's vocabulary file, if the model
+/// needs one and has none in its folder.
 pub(super) fn text(
     file: &Path,
+    vocabulary: Option<&Path>,
     vocab_size: usize,
     eos: &[u32],
 ) -> Result<(Tokenizer, Option<ChatTemplate>), OpenError> {
     if FileKind::of(file)? != FileKind::Gguf {
-        let mut tokenizer = Tokenizer::beside(file, vocab_size)?;
+        let mut tokenizer = Tokenizer::of_file(file, vocabulary, vocab_size)?;
         tokenizer.end_with(eos);
         let template = ChatTemplate::of_file(file, None, &tokenizer, Vec::new())?;
         return Ok((tokenizer, template));
@@ -57,17 +60,18 @@ pub(super) fn text(
     Ok((tokenizer, template))
 }
 
-/// The tokenizer of the kind that llama.cpp calls by one of these names.
+/// The tokenizer of the kind that llama.cpp calls by one of these names, with the file's recommended parameters.
 fn tokenizer(metadata: &Metadata, vocab_size: usize) -> Result<Tokenizer, String> {
+    let defaults = sampling::recommended(metadata).map_err(|error| error.to_string())?;
     match metadata.text("tokenizer.ggml.model").map_err(|error| error.to_string())? {
         Some("rwkv") => {
             let world = world::vocabulary(metadata)?;
-            let tokenizer = Tokenizer::from_world(world, vocab_size, GenerationDefaults::default());
+            let tokenizer = Tokenizer::from_world(world, vocab_size, defaults);
             tokenizer.map_err(|error| error.to_string())
         }
         Some("gpt2") => {
             let pairs = byte_pairs::parts(metadata)?;
-            let tokenizer = Tokenizer::from_byte_pairs(&pairs, vocab_size);
+            let tokenizer = Tokenizer::from_byte_pairs(&pairs, vocab_size, defaults);
             tokenizer.map_err(|reason| format!("{}: {reason}", tokens::TOKENS))
         }
         found => {

@@ -1,8 +1,10 @@
 //! The flags of `pull` and `models`: models of a hub.
 
+use std::path::PathBuf;
+
 use clap::{Args, ValueEnum};
 
-use super::shared::LogArgs;
+use super::shared::{LogArgs, vocabulary_help};
 use crate::hub::HubName;
 
 /// Shown below the flags of both commands.
@@ -14,9 +16,11 @@ $HF_HOME/token, is for models that are not public, HF_ENDPOINT names another hub
 #[derive(Clone, Debug, Args)]
 #[command(after_help = NOTES)]
 pub(crate) struct PullArgs {
-    /// The model: a branch, tag or commit after @, and a GGUF file after :
+    /// The model: a branch, tag or commit after @, and a GGUF file, or RWKV-7 as .pth or .safetensors, after :
     #[arg(value_name = "ORG/NAME[@REVISION][:FILE]", value_parser = str::parse::<HubName>)]
     pub(crate) model: HubName,
+    #[arg(help = vocabulary_help(), long, env = "TIDEGATE_RWKV_VOCABULARY", value_name = "FILE|ORG/NAME[@REVISION][:FILE]")]
+    pub(crate) rwkv_vocabulary: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) log: LogArgs,
 }

@@ -7,8 +7,14 @@ use tidegate_server::checkpoint::{BackendChoice, DeviceChoice};
 
 use super::bench::StateArg;
 use super::parse::within;
+use crate::hub::VOCABULARY;
 
 const MODEL: &str = "Folder, GGUF file, RWKV-7 as .pth or .safetensors, or, of a hub, ORG/NAME[@REVISION][:FILE]; repeated for several [default: the shipped model]";
+
+/// The help of `--rwkv-vocabulary`.
+pub(super) fn vocabulary_help() -> String {
+    format!("RWKV's vocabulary for a .pth or .safetensors file without one beside it [default: of {VOCABULARY}]")
+}
 
 /// The model and where it runs.
 #[derive(Clone, Debug, Args)]
@@ -17,6 +23,8 @@ pub(crate) struct ModelArgs {
     // A comment would have the brackets as links.
     #[arg(help = MODEL, long, env = "TIDEGATE_MODEL", value_name = "MODEL[=NAME]")]
     pub(crate) model: Vec<PathBuf>,
+    #[arg(help = vocabulary_help(), long, env = "TIDEGATE_RWKV_VOCABULARY", value_name = "FILE|ORG/NAME[@REVISION][:FILE]")]
+    pub(crate) rwkv_vocabulary: Option<PathBuf>,
     /// native: our own kernels; candle: the portable backend; auto: native where it has the model's family
     #[arg(long, env = "TIDEGATE_BACKEND", value_name = "BACKEND", default_value_t)]
     pub(crate) backend: BackendChoice,

@@ -10,7 +10,10 @@ const VOCABULARY: (&str, &str) = ("rwkv_vocab_v", ".txt");
 const OPTIONAL: [&str; 3] = ["generation_config.json", "tokenizer_config.json", "chat_template.jinja"];
 
 /// How names of PyTorch's weights end.
-const PYTORCH: [&str; 2] = [".bin", ".pth"];
+const PYTORCH: [&str; 2] = [".bin", PTH];
+/// How names of RWKV-7's files end that have no vocabulary, as its author publishes them.
+const PTH: &str = ".pth";
+const TENSORS: &str = ".safetensors";
 
 /// Most files that an error lists.
 const MOST_LISTED: usize = 20;
@@ -37,19 +40,13 @@ pub(super) enum Weights {
     Listed,
 }
 
-/// Chooses from all files of a repository: the one that is `wanted`, or else a folder's, or else the only GGUF file.
+/// Chooses from all files of a repository: the one that is `wanted`, or else a folder's, or else the only GGUF file, or else the
+/// only `.pth` file.
 pub(super) fn choose(files: &[String], wanted: Option<&str>) -> Result<Choice, String> {
     let has = |name: &str| files.iter().any(|file| file == name);
-    let whole: Vec<&str> = files.iter().map(String::as_str).filter(|file| is_gguf(file)).collect();
+    let whole: Vec<&str> = whole_models(files).collect();
     if let Some(file) = wanted {
-        if !is_gguf(file) {
-            return Err(format!("{file} is not a GGUF file; only those are whole models"));
-        }
-        return if has(file) {
-            Ok(Choice::File(file.into()))
-        } else {
-            Err(format!("there is no {file}{}", among(&whole)))
-        };
+        return chosen(files, file, &whole);
     }
     let weights = [(SAFETENSORS, Weights::One(SAFETENSORS)), (INDEX, Weights::Listed), (GGUF, Weights::One(GGUF))];
     let weights = weights.into_iter().find(|(name, _)| has(name)).map(|(_, weights)| weights);
@@ -65,26 +62,74 @@ pub(super) fn choose(files: &[String], wanted: Option<&str>) -> Result<Choice, S
             return Err(format!("there is no {TOKENIZER}, and no {}*{} either", VOCABULARY.0, VOCABULARY.1));
         }
     }
-    match whole.as_slice() {
+    let gguf: Vec<&str> = whole.iter().copied().filter(|file| is_gguf(file)).collect();
+    match if gguf.is_empty() { &whole } else { &gguf }.as_slice() {
         [file] => Ok(Choice::File((*file).into())),
         [] if weights.is_some() => Err(format!("there is no {CONFIG}")),
         [] if files.iter().any(|file| PYTORCH.iter().any(|end| file.ends_with(end))) => Err(format!(
-            "the weights are in a format of PyTorch: {SAFETENSORS} or a GGUF file is needed; to serve a .pth of RWKV-7, download it \
-             and its vocabulary, see docs/models.md"
+            "the weights are in a format of PyTorch: {SAFETENSORS} or a GGUF file is needed; a .pth of RWKV-7 is named with \
+             ORG/NAME:FILE"
         )),
         [] => Err(format!("there are no weights: {SAFETENSORS}, {INDEX} or a GGUF file is needed")),
         _ => Err(format!("name one of the files with ORG/NAME:FILE{}", among(&whole))),
     }
 }
 
+/// Chooses the file of a repository that is wanted.
+fn chosen(files: &[String], file: &str, whole: &[&str]) -> Result<Choice, String> {
+    let (is_tensors, folder) = (is_named(file, TENSORS), folder_of(file));
+    if !is_tensors && !is_gguf(file) && !is_named(file, PTH) {
+        return Err(format!(
+            "{file} is not a GGUF file, and not RWKV-7 as {PTH} or {TENSORS}; only those are whole models"
+        ));
+    }
+    if !files.iter().any(|known| known == file) {
+        return Err(format!("there is no {file}{}", among(whole)));
+    }
+    if is_tensors && files.iter().any(|known| known.strip_prefix(folder) == Some(CONFIG)) {
+        return Err(format!("{file} is a part of the model of its folder"));
+    }
+    Ok(Choice::File(file.into()))
+}
+
+/// The files that are whole models by their names. Those of safetensors are only if they are wanted, and a `.pth` file in a folder
+/// with a `config.json` may be anything.
+pub(super) fn whole_models(files: &[String]) -> impl Iterator<Item = &str> {
+    let in_folder = files.iter().any(|file| file == CONFIG);
+    files.iter().map(String::as_str).filter(move |file| is_gguf(file) || !in_folder && is_named(file, PTH))
+}
+
 pub(super) fn is_gguf(file: &str) -> bool {
-    file.strip_suffix(".gguf").is_some_and(|rest| !rest.is_empty() && !rest.ends_with('/'))
+    is_named(file, ".gguf")
+}
+
+fn is_named(file: &str, end: &str) -> bool {
+    file.strip_suffix(end).is_some_and(|rest| !rest.is_empty() && !rest.ends_with('/'))
+}
+
+/// The folder of a file, with a slash at its end, or nothing.
+fn folder_of(file: &str) -> &str {
+    &file[..file.rfind('/').map_or(0, |slash| slash + 1)]
 }
 
 /// The vocabulary that the tokenizer takes.
-fn vocabulary(files: &[String]) -> Option<&str> {
-    let named = |file: &&str| file.starts_with(VOCABULARY.0) && file.ends_with(VOCABULARY.1) && !file.contains('/');
-    files.iter().map(String::as_str).filter(named).max()
+pub(super) fn vocabulary(files: &[String]) -> Option<&str> {
+    vocabulary_in(files, "")
+}
+
+/// The vocabulary of the file `model`: in its folder, or else in the repository's.
+pub(super) fn vocabulary_of<'a>(files: &'a [String], model: &str) -> Option<&'a str> {
+    vocabulary_in(files, folder_of(model)).or_else(|| vocabulary(files))
+}
+
+fn vocabulary_in<'a>(files: &'a [String], folder: &str) -> Option<&'a str> {
+    let is_in = |file: &&str| file.strip_prefix(folder).is_some_and(|name| !name.contains('/') && is_vocabulary(name));
+    files.iter().map(String::as_str).filter(is_in).max()
+}
+
+/// Whether a file is RWKV's vocabulary by its name.
+pub(super) fn is_vocabulary(name: &str) -> bool {
+    name.starts_with(VOCABULARY.0) && name.ends_with(VOCABULARY.1)
 }
 
 /// A list of files, after what is said of them.
@@ -149,11 +194,31 @@ mod tests {
     }
 
     #[test]
+    fn rwkv_7_in_one_file_is_chosen_if_it_is_named_or_the_only_pth() {
+        let file = |name: &str| Ok(Choice::File(name.into()));
+        assert_eq!(chosen("README.md a.pth", None), file("a.pth"));
+        assert_eq!(chosen("a.gguf b.pth", None), file("a.gguf"), "a GGUF file has its vocabulary");
+        assert_eq!(chosen("a.pth q/b.pth", Some("q/b.pth")), file("q/b.pth"));
+        assert_eq!(chosen("a.safetensors a.pth", Some("a.safetensors")), file("a.safetensors"));
+        let files: Vec<String> = ["q/a.pth", "q/rwkv_vocab_v1.txt", "rwkv_vocab_v2.txt"].map(Into::into).to_vec();
+        let of = |model: &str| vocabulary_of(&files, model);
+        assert_eq!(
+            [of("q/a.pth"), of("b.pth"), of("r/b.pth")],
+            [&files[1], &files[2], &files[2]].map(|it| Some(&**it))
+        );
+        assert_eq!(vocabulary_of(&files[..2], "b.pth"), None);
+    }
+
+    #[test]
     fn what_is_missing_is_named() {
         for (files, wanted, words) in [
             ("a.gguf b.gguf", None, "name one of the files with ORG/NAME:FILE: a.gguf, b.gguf"),
             ("a.gguf b.gguf", Some("c.gguf"), "there is no c.gguf: a.gguf, b.gguf"),
-            ("a.gguf", Some("README.md"), "README.md is not a GGUF file"),
+            ("a.gguf", Some("README.md"), "README.md is not a GGUF file, and not RWKV-7 as .pth or .safetensors"),
+            ("a.pth b.pth", None, "name one of the files with ORG/NAME:FILE: a.pth, b.pth"),
+            ("a.pth b.gguf", Some("c.pth"), "there is no c.pth: a.pth, b.gguf"),
+            ("config.json b.pth", None, "the weights are in a format of PyTorch"),
+            ("q/config.json q/a.safetensors", Some("q/a.safetensors"), "q/a.safetensors is a part of the model of"),
             ("config.json model.safetensors", None, "there is no tokenizer.json, and no rwkv_vocab_v*.txt either"),
             ("tokenizer.json model.safetensors", None, "there is no config.json"),
             ("config.json tokenizer.json pytorch_model.bin", None, "the weights are in a format of PyTorch"),

@@ -30,6 +30,9 @@ pub(crate) enum HubError {
     /// The model cannot be served, or is not there.
     #[error("{model}: {reason}")]
     Refused { model: String, reason: String },
+    /// A model without a vocabulary of its own, and none elsewhere.
+    #[error("{model} has no vocabulary of RWKV (rwkv_vocab_v*.txt), and none is found elsewhere: {source}")]
+    Vocabulary { model: String, source: Box<HubError> },
     /// The cache has no room for the model.
     #[error(
         "{model}: {missing} are to be downloaded, but {} has {free} left: free some, or set HF_HUB_CACHE to another folder",

@@ -5,27 +5,57 @@ use std::path::{Path, PathBuf};
 
 use tidegate_model::checkpoint::{INDEX, shards};
 use tidegate_server::checkpoint;
+use tidegate_server::text::vocabulary_of_file;
 use tracing::{debug, info, warn};
 
 use super::cache::{Repo, files};
-use super::choose::{CONFIG, Choice, Weights, choose};
+use super::choose::{CONFIG, Choice, Weights, choose, is_gguf, vocabulary_of};
 use super::client::Client;
-use super::download::{Wanted, download, missing};
 use super::error::HubError;
-use super::listing::{Contents, Listing};
+use super::listed::{Listed, MOST_TEXT};
+use super::listing::Listing;
 use super::name::{Commit, HubName};
-use super::progress::{Progress, size};
+use super::progress::Progress;
 use super::settings::Settings;
+use super::vocabulary::Vocabulary;
 
-/// Most bytes of a file that is not weights.
-const MOST_TEXT: u64 = 256 << 20;
 /// Bytes of a GGUF file that say what it is.
 const HEAD: u64 = 4096;
+/// Bytes of another file that do: they have the names of the first tensors.
+const NATIVE_HEAD: u64 = 1 << 16;
 
-/// The folder or the file of a model in the cache. What is missing is downloaded first: the newest commit of a branch or tag,
-/// unless there is no network.
-pub(crate) fn fetch(name: &HubName, settings: &Settings) -> Result<PathBuf, HubError> {
+/// A model in the cache.
+#[derive(Debug)]
+pub(crate) struct Fetched {
+    /// The folder or the file.
+    pub(crate) path: PathBuf,
+    /// RWKV's vocabulary file, for a file that is a model without one.
+    pub(crate) vocabulary: Option<PathBuf>,
+}
+
+/// A model in the cache. What is missing is downloaded first: the newest commit of a branch or tag, unless there is no network.
+/// RWKV's vocabulary, if the model needs one and its repository has none, is that of `elsewhere`; without this, only the weights
+/// are wanted.
+pub(crate) fn fetch(name: &HubName, elsewhere: Option<&Vocabulary>, settings: &Settings) -> Result<Fetched, HubError> {
     let repo = Repo::new(&settings.cache, name.model());
+    let path = model(name, &repo, elsewhere, settings)?;
+    let Some(elsewhere) = elsewhere.filter(|_| path.is_file() && !is_gguf(&path.to_string_lossy())) else {
+        return Ok(Fetched { path, vocabulary: None });
+    };
+    // The vocabulary of a model is in its folder, or in one above.
+    let mut folders = path.ancestors().take_while(|path| path.starts_with(repo.folder()));
+    let own = folders.find_map(|path| vocabulary_of_file(path, None));
+    let vocabulary = own.map_or_else(|| elsewhere.find(&name.to_string(), settings), Ok)?;
+    Ok(Fetched { path, vocabulary: Some(vocabulary) })
+}
+
+/// The folder or the file of a model.
+fn model(
+    name: &HubName,
+    repo: &Repo,
+    elsewhere: Option<&Vocabulary>,
+    settings: &Settings,
+) -> Result<PathBuf, HubError> {
     let known = repo.commit(name.revision()).ok_or_else(|| "it is not there".to_owned());
     let cached = known.and_then(|commit| Cached::of(&repo.snapshot(&commit), name));
     let refused = |reason: String| HubError::Refused { model: name.to_string(), reason };
@@ -39,7 +69,13 @@ pub(crate) fn fetch(name: &HubName, settings: &Settings) -> Result<PathBuf, HubE
         }
         cached => {
             let client = Client::new(settings)?;
-            match (newest(name, &client, &repo, cached.is_ok()), cached) {
+            let mut tries = if cached.is_ok() { Client::once() } else { client.tries() };
+            info!("asking {} for the commit of {name}", client.endpoint());
+            let fetched = Listing::ask(&client, name, &mut tries).and_then(|listing| {
+                debug!("{name} is the commit {}", listing.commit.text());
+                newest(&Listed { name, client: &client, repo, listing: &listing }, elsewhere, settings)
+            });
+            match (fetched, cached) {
                 // What is in the cache can be served all the same.
                 (Err(error), Ok(cached)) if error.is_passing() => Ok(cached.used(name, &error)),
                 (fetched, _) => fetched,
@@ -77,22 +113,25 @@ impl Cached {
 }
 
 /// Downloads what is missing of the newest commit, which the cache then notes.
-fn newest(name: &HubName, client: &Client, repo: &Repo, is_cached: bool) -> Result<PathBuf, HubError> {
-    info!("asking {} for the commit of {name}", client.endpoint());
-    let mut tries = if is_cached { Client::once() } else { client.tries() };
-    let listing = Listing::ask(client, name, &mut tries)?;
-    debug!("{name} is the commit {}", listing.commit.text());
-    let path = Fetching { name, client, repo, listing: &listing }.run()?;
-    if let Some(kept) = folder_of_another_commit(name, repo, &listing) {
+fn newest(listed: &Listed, elsewhere: Option<&Vocabulary>, settings: &Settings) -> Result<PathBuf, HubError> {
+    let Listed { name, repo, listing, .. } = listed;
+    let kind = listing.model_type.as_deref().filter(|_| name.file.is_none());
+    if let Some(reason) = kind.and_then(checkpoint::refused_type) {
+        return Err(listed.refused(reason));
+    }
+    let path = match choose(&listed.names(), name.file.as_deref()).map_err(|reason| listed.refused(reason))? {
+        Choice::File(name) => file(listed, &name, elsewhere, settings)?,
+        Choice::Folder { texts, weights } => folder(listed, &texts, weights)?,
+    };
+    if let Some(kept) = folder_of_another_commit(name, repo, listing) {
         info!(
             "{} of {} stays the commit {} in the cache, whose folder is complete",
             name.revision(),
             name.model(),
             kept.text()
         );
-    } else if let Err(error) = repo.set_commit(name.revision(), &listing.commit) {
-        // A cache that cannot be written to is used all the same.
-        warn!("the cache does not note the commit of {name}: {error}");
+    } else {
+        listed.note_commit();
     }
     Ok(path)
 }
@@ -127,104 +166,53 @@ pub(super) fn complete(snapshot: &Path, wanted: Option<&str>) -> Result<PathBuf,
     }
 }
 
-/// A download of a model.
-struct Fetching<'a> {
-    name: &'a HubName,
-    client: &'a Client,
-    repo: &'a Repo,
-    listing: &'a Listing,
+/// Downloads a file that is a model, if its beginning says that it can be served.
+fn file(listed: &Listed, file: &str, elsewhere: Option<&Vocabulary>, settings: &Settings) -> Result<PathBuf, HubError> {
+    let wanted = listed.wanted(file, None)?;
+    if !listed.has(&wanted) {
+        let head = |most: u64| listed.client.head(&wanted.url, most.min(wanted.size));
+        let refused = if is_gguf(file) {
+            checkpoint::refused_gguf(file, &head(HEAD)?)
+        } else {
+            checkpoint::refused_native(file, &head(NATIVE_HEAD)?)
+        };
+        if let Some(reason) = refused {
+            return Err(listed.refused(reason));
+        }
+    }
+    if !is_gguf(file) {
+        // The vocabulary first: without it, the weights are of no use.
+        match (vocabulary_of(&listed.names(), file), elsewhere) {
+            (Some(own), _) => listed.bring(&[listed.wanted(own, Some(MOST_TEXT))?], Progress::hidden)?,
+            (None, Some(elsewhere)) => drop(elsewhere.find(&listed.name.to_string(), settings)?),
+            (None, None) => {}
+        }
+    }
+    listed.bring(&[wanted], Progress::new)?;
+    Ok(listed.repo.snapshot(&listed.listing.commit).join(file))
 }
 
-impl Fetching<'_> {
-    fn run(&self) -> Result<PathBuf, HubError> {
-        let Self { name, repo, listing, .. } = self;
-        if name.file.is_none()
-            && let Some(reason) = listing.model_type.as_deref().and_then(checkpoint::refused_type)
-        {
-            return Err(self.refused(reason));
-        }
-        let names: Vec<String> = listing.files.keys().cloned().collect();
-        let choice = choose(&names, name.file.as_deref()).map_err(|reason| self.refused(reason))?;
-        let snapshot = repo.snapshot(&listing.commit);
-        match choice {
-            Choice::File(file) => {
-                let wanted = self.wanted(&file, None)?;
-                if !self.has(&wanted) {
-                    let head = self.client.head(&wanted.url, HEAD.min(wanted.size))?;
-                    if let Some(reason) = checkpoint::refused_gguf(&file, &head) {
-                        return Err(self.refused(reason));
-                    }
-                }
-                self.bring(&[wanted], Progress::new)?;
-                Ok(snapshot.join(file))
-            }
-            Choice::Folder { texts, weights } => {
-                let mut wanted =
-                    texts.iter().map(|file| self.wanted(file, Some(MOST_TEXT))).collect::<Result<Vec<_>, _>>()?;
-                self.bring(&wanted[..1], Progress::hidden)?;
-                let path = snapshot.join(CONFIG);
-                let config = std::fs::read_to_string(&path).map_err(HubError::at(&path))?;
-                if let Some(reason) = checkpoint::refused_config(&config) {
-                    return Err(self.refused(reason));
-                }
-                let parts = match weights {
-                    Weights::One(file) => vec![file.to_owned()],
-                    Weights::Listed => {
-                        // The list is the last of the texts.
-                        self.bring(&wanted[wanted.len() - 1..], Progress::hidden)?;
-                        shards(&snapshot.join(INDEX)).map_err(|error| self.refused(error.to_string()))?
-                    }
-                };
-                for part in &parts {
-                    wanted.push(self.wanted(part, None)?);
-                }
-                self.bring(&wanted, Progress::new)?;
-                Ok(snapshot)
-            }
-        }
+/// Downloads a checkpoint folder: `config.json` first, which says whether it can be served, and the weights last.
+fn folder(listed: &Listed, texts: &[String], weights: Weights) -> Result<PathBuf, HubError> {
+    let snapshot = listed.repo.snapshot(&listed.listing.commit);
+    let mut wanted = texts.iter().map(|file| listed.wanted(file, Some(MOST_TEXT))).collect::<Result<Vec<_>, _>>()?;
+    listed.bring(&wanted[..1], Progress::hidden)?;
+    let path = snapshot.join(CONFIG);
+    let config = std::fs::read_to_string(&path).map_err(HubError::at(&path))?;
+    if let Some(reason) = checkpoint::refused_config(&config) {
+        return Err(listed.refused(reason));
     }
-
-    fn refused(&self, reason: String) -> HubError {
-        HubError::Refused { model: self.name.to_string(), reason }
-    }
-
-    /// A file of the listing, with at most so many bytes.
-    fn wanted(&self, file: &str, most: Option<u64>) -> Result<Wanted, HubError> {
-        let Some(Contents { id, size }) = self.listing.files.get(file).cloned() else {
-            return Err(self.refused(format!("{file} is missing")));
-        };
-        if most.is_some_and(|most| size > most) {
-            return Err(self.refused(format!("{file} has {size} bytes, more than such a file can have")));
+    let parts = match weights {
+        Weights::One(file) => vec![file.to_owned()],
+        Weights::Listed => {
+            // The list is the last of the texts.
+            listed.bring(&wanted[wanted.len() - 1..], Progress::hidden)?;
+            shards(&snapshot.join(INDEX)).map_err(|error| listed.refused(error.to_string()))?
         }
-        let url = self.client.file_url(self.name, &self.listing.commit, file);
-        Ok(Wanted { model: self.name.model().into(), file: file.into(), url, id, size })
+    };
+    for part in &parts {
+        wanted.push(listed.wanted(part, None)?);
     }
-
-    fn has(&self, wanted: &Wanted) -> bool {
-        self.repo.has(&self.listing.commit, &wanted.file, wanted.size)
-    }
-
-    /// Downloads the files that are not there.
-    fn bring(&self, wanted: &[Wanted], progress: impl FnOnce(&str, u64, u64) -> Progress) -> Result<(), HubError> {
-        let Self { name, client, repo, listing } = self;
-        let wanted: Vec<&Wanted> = wanted.iter().filter(|wanted| !self.has(wanted)).collect();
-        // A listing has few enough files, and they are small enough, for sums of 64 bits.
-        let total = wanted.iter().map(|wanted| wanted.size).sum();
-        let missing = wanted.iter().map(|wanted| missing(repo, wanted)).sum();
-        if let Some(free) = repo.free().filter(|free| *free < missing) {
-            return Err(HubError::Full {
-                model: name.to_string(),
-                missing: size(missing),
-                free: size(free),
-                cache: repo.folder().into(),
-            });
-        }
-        let mut progress = progress(name.model(), total, missing);
-        for wanted in wanted {
-            download(client, repo, wanted, &mut progress)?;
-            repo.link(&listing.commit, &wanted.file, &wanted.id)?;
-            progress.end(wanted.size);
-        }
-        Ok(())
-    }
+    listed.bring(&wanted, Progress::new)?;
+    Ok(snapshot)
 }

@@ -9,7 +9,7 @@ use serde::Serialize;
 use tidegate_server::checkpoint;
 
 use super::cache::{Repo, files};
-use super::choose::{CONFIG, is_gguf};
+use super::choose::{CONFIG, is_vocabulary, whole_models};
 use super::error::HubError;
 use super::fetch::complete;
 use super::name::Commit;
@@ -92,19 +92,23 @@ fn rows(cache: &Path) -> Result<Vec<Row>, HubError> {
 /// The models of a snapshot, with their sizes: its folder, and each file that is a whole model.
 fn models(snapshot: &Path, name: &str) -> Vec<(String, u64, Result<(), String>)> {
     let there = files(snapshot);
-    let bytes = |file: &String| fs::metadata(snapshot.join(file)).map_or(0, |about| about.len());
+    let bytes = |file: &str| fs::metadata(snapshot.join(file)).map_or(0, |about| about.len());
     let folder = complete(snapshot, None).is_ok_and(|path| path == snapshot);
     let mut models = Vec::new();
     if !folder {
-        for file in there.iter().filter(|file| is_gguf(file)) {
+        for file in whole_models(&there) {
             models.push((format!("{name}:{file}"), bytes(file), served(&snapshot.join(file))));
         }
     }
     if models.is_empty() {
         let config = fs::read_to_string(snapshot.join(CONFIG)).unwrap_or_default();
         let reason = checkpoint::refused_config(&config).filter(|_| !config.is_empty());
-        let served = reason.map_or_else(|| complete(snapshot, None).and_then(|path| served(&path)), Err);
-        models.push((name.into(), there.iter().map(bytes).sum(), served));
+        let served = if !there.is_empty() && there.iter().all(|file| is_vocabulary(file)) {
+            Err("it is RWKV's vocabulary alone, which .pth files of other models use".into())
+        } else {
+            reason.map_or_else(|| complete(snapshot, None).and_then(|path| served(&path)), Err)
+        };
+        models.push((name.into(), there.iter().map(|file| bytes(file)).sum(), served));
     }
     models
 }

@@ -2,7 +2,8 @@
 //!
 //! `name` says what may become part of a path, `settings` reads the environment, `cache` knows the folders, `shared` creates what
 //! is in them, `address` decides where a redirect may lead, `client` asks the hub, `listing` reads what it answers, `choose` picks a
-//! model's files, `download` fetches one, `fetch` puts a model together, and `list` describes what the cache has.
+//! model's files, `download` fetches one, `listed` the missing ones of a revision, `vocabulary` finds RWKV's vocabulary for files
+//! without one, `fetch` puts a model together, and `list` describes what the cache has.
 
 mod address;
 mod cache;
@@ -12,14 +13,17 @@ mod download;
 mod error;
 mod fetch;
 mod list;
+mod listed;
 mod listing;
 mod name;
 mod progress;
 mod settings;
 mod shared;
+mod vocabulary;
 
-pub(crate) use fetch::fetch;
+pub(crate) use fetch::{Fetched, fetch};
 pub(crate) use list::print_models;
 pub(crate) use name::HubName;
 pub(crate) use settings::Settings;
 pub(crate) use shared::share_cache;
+pub(crate) use vocabulary::{VOCABULARY, Vocabulary};

@@ -72,14 +72,14 @@ impl BytePairs {
 }
 
 impl Tokenizer {
-    /// A byte-level tokenizer for a model of `vocab_size` tokens.
+    /// A byte-level tokenizer for a model of `vocab_size` tokens with these recommended parameters.
     ///
     /// # Errors
     /// What is wrong with the tokens or merges.
-    pub fn from_byte_pairs(pairs: &BytePairs, vocab_size: usize) -> Result<Self, String> {
+    pub fn from_byte_pairs(pairs: &BytePairs, vocab_size: usize, defaults: GenerationDefaults) -> Result<Self, String> {
         let (encoder, vocabulary) = ByteLevel::parse(pairs.json()?.to_string().as_bytes(), vocab_size)?;
         let begin = encoder.begin().map_err(|error| error.to_string())?;
-        Ok(Self::new(Box::new(encoder), vocabulary, begin, GenerationDefaults::default()))
+        Ok(Self::new(Box::new(encoder), vocabulary, begin, defaults))
     }
 }
 
@@ -113,6 +113,10 @@ fn processor([begin, end]: [Option<&str>; 2], vocab: &HashMap<&str, u32>) -> Val
 mod tests {
     use super::*;
 
+    fn from_byte_pairs(pairs: &BytePairs, vocab_size: usize) -> Result<Tokenizer, String> {
+        Tokenizer::from_byte_pairs(pairs, vocab_size, GenerationDefaults::default())
+    }
+
     /// All single bytes from id 2 on, "th" and "the", after two special tokens.
     fn parts() -> BytePairs {
         let bytes = (0..0x200).filter_map(char::from_u32).filter(|character| byte_of(*character).is_some());
@@ -128,12 +132,12 @@ mod tests {
     }
 
     fn error(parts: &BytePairs) -> String {
-        Tokenizer::from_byte_pairs(parts, 300).err().unwrap()
+        from_byte_pairs(parts, 300).err().unwrap()
     }
 
     #[test]
     fn texts_are_merged_and_special_tokens_found() {
-        let tokenizer = Tokenizer::from_byte_pairs(&parts(), 300).unwrap();
+        let tokenizer = from_byte_pairs(&parts(), 300).unwrap();
         let ids = tokenizer.encode("the  th<|end|>e").unwrap();
         let e = parts().tokens.iter().find(|(_, text)| text == "e").unwrap().0;
         assert_eq!(ids, [259, 260, 258, 0, e]);
@@ -144,7 +148,7 @@ mod tests {
     #[test]
     fn special_tokens_are_put_around_a_text() {
         let parts = BytePairs { begin: Some(1), end: Some(0), ..parts() };
-        let tokenizer = Tokenizer::from_byte_pairs(&parts, 300).unwrap();
+        let tokenizer = from_byte_pairs(&parts, 300).unwrap();
         assert_eq!(tokenizer.encode("the").unwrap(), [1, 259, 0]);
         assert_eq!((tokenizer.encode_chat("the").unwrap(), tokenizer.begin()), (vec![1, 259], &[1][..]));
     }
@@ -152,7 +156,7 @@ mod tests {
     #[test]
     fn normal_form_c_is_a_choice() {
         for normal_form_c in [false, true] {
-            let tokenizer = Tokenizer::from_byte_pairs(&BytePairs { normal_form_c, ..parts() }, 300).unwrap();
+            let tokenizer = from_byte_pairs(&BytePairs { normal_form_c, ..parts() }, 300).unwrap();
             let ids = tokenizer.encode("e\u{301}").unwrap();
             let text = if normal_form_c { "\u{e9}" } else { "e\u{301}" };
             assert_eq!(tokenizer.vocabulary().bytes_of(&ids), text.as_bytes());
@@ -170,7 +174,7 @@ mod tests {
         let mut published = parts();
         published.tokens.retain(|(_, text)| single_byte(text).is_none_or(is_in_texts));
         assert_eq!(parts().tokens.len() - published.tokens.len(), 13);
-        assert_eq!(Tokenizer::from_byte_pairs(&published, 300).unwrap().encode("the").unwrap(), [259]);
+        assert_eq!(from_byte_pairs(&published, 300).unwrap().encode("the").unwrap(), [259]);
         let begin = BytePairs { begin: Some(5), ..parts() };
         assert_eq!(error(&begin), "token 5 must be a special token");
         let merges = BytePairs { merges: vec![("a".into(), "zz".into())], ..parts() };

@@ -37,4 +37,4 @@ pub use stop::{MAX_STOP_STRINGS, StopError, StopMatcher, StopStrings};
 pub use tokenizer::{GenerationDefaults, Tokenizer, tokenizer_file};
 pub use vocabulary::Vocabulary;
 pub use world::{EntryError, WorldError, WorldTokenizer};
-pub use world_file::beside as vocabulary_beside;
+pub use world_file::of_file as vocabulary_of_file;

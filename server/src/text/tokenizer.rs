@@ -19,7 +19,7 @@ use super::world_file;
 pub struct GenerationDefaults {
     /// Ids that end a text.
     #[serde(default)]
-    eos_token_id: Option<OneOrMany>,
+    pub(crate) eos_token_id: Option<OneOrMany>,
     /// Sampling temperature.
     #[serde(default)]
     pub temperature: Option<f64>,
@@ -39,7 +39,7 @@ pub struct GenerationDefaults {
 
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(untagged)]
-enum OneOrMany {
+pub(crate) enum OneOrMany {
     One(u32),
     Many(Vec<u32>),
 }
@@ -128,13 +128,14 @@ impl Tokenizer {
         Ok(tokenizer)
     }
 
-    /// RWKV's tokenizer, for the model of `vocab_size` tokens that is the file `model`: its vocabulary file is in the same folder.
+    /// RWKV's tokenizer for a model of `vocab_size` tokens in the file `model`, with the vocabulary beside it, or else `elsewhere`.
     ///
     /// # Errors
     /// There is no such file, or it is wrong.
-    pub fn beside(model: &Path, vocab_size: usize) -> Result<Self, TextError> {
-        let path = world_file::beside(model).ok_or_else(|| {
-            let reason = "RWKV's vocabulary file, rwkv_vocab_v20230424.txt, must be in the same folder".into();
+    pub fn of_file(model: &Path, elsewhere: Option<&Path>, vocab_size: usize) -> Result<Self, TextError> {
+        let path = world_file::of_file(model, elsewhere).ok_or_else(|| {
+            let reason =
+                "RWKV's vocabulary file, rwkv_vocab_v20230424.txt, must be in the same folder, or be named".into();
             TextError::Contents { path: model.into(), reason }
         })?;
         let tokenizer = Self::from_world(world_file::load(&path)?, vocab_size, GenerationDefaults::default());

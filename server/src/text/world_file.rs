@@ -40,11 +40,11 @@ pub(super) fn find(folder: &Path) -> Option<PathBuf> {
     files.filter(named).max()
 }
 
-/// RWKV's vocabulary file in the folder of the file `model`.
-pub fn beside(model: &Path) -> Option<PathBuf> {
+/// RWKV's vocabulary file of the file `model`: the one in its folder, or else `elsewhere`.
+pub fn of_file(model: &Path, elsewhere: Option<&Path>) -> Option<PathBuf> {
     // A name alone is in the current folder, which has an empty path here.
     let folder = model.parent().filter(|folder| !folder.as_os_str().is_empty());
-    find(folder.unwrap_or(Path::new(".")))
+    find(folder.unwrap_or(Path::new("."))).or_else(|| elsewhere.map(Into::into))
 }
 
 /// Reads the file `path`.

@@ -111,7 +111,8 @@ impl Several {
 
     /// The list of these models.
     pub(crate) fn sources(&self, names: &[&str], stamp: u64) -> Vec<ModelSource> {
-        let source = |name: &&str| ModelSource { name: (*name).to_owned(), folder: self.folder(name), stamp };
+        let source =
+            |name: &&str| ModelSource { name: (*name).to_owned(), folder: self.folder(name), vocabulary: None, stamp };
         names.iter().map(source).collect()
     }
 

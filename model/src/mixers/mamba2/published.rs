@@ -12,29 +12,18 @@ use crate::weights::Entry;
 /// The `model_type` in `config.json`, and the name of the mixer in our keys.
 pub(in crate::mixers) const MODEL_TYPE: &str = "mamba2";
 
-/// Keys that change no result: how others compute, and what only training reads. The residual stream is always f32.
-const IGNORED: [&str; 21] = [
-    "_name_or_path",
-    "auto_map",
+/// Keys of this family that change no result: how others compute, and what only training reads. The residual stream is always f32.
+const IGNORED: [&str; 10] = [
     "chunk_size",
-    "dtype",
-    "initializer_range",
-    "layer_types",
     "norm_before_gate",
-    "output_attentions",
-    "output_hidden_states",
-    "pad_token_id",
     "rescale_prenorm_residual",
     "residual_in_fp32",
-    "return_dict",
     "time_step_floor",
     "time_step_init_scheme",
     "time_step_max",
     "time_step_min",
     "time_step_rank",
     "time_step_scale",
-    "transformers_version",
-    "use_cache",
 ];
 
 /// Keys that Llama's configs have under another name.

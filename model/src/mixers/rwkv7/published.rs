@@ -14,21 +14,14 @@ pub(super) const HIDDEN_ACT: &str = "sqrelu";
 /// The name of the mixer in our keys.
 const ATTENTION: &str = "rwkv7";
 
-/// Keys that change no result: how others compute, and what only training reads.
-const IGNORED: [&str; 15] = [
+/// Keys of this family that change no result: how others compute, and what only training reads.
+const IGNORED: [&str; 8] = [
     "attn_mode",
-    "auto_map",
-    "dtype",
     "fuse_cross_entropy",
     "fuse_linear_cross_entropy",
     "fuse_norm",
     "hidden_ratio",
-    "initializer_range",
     "max_position_embeddings",
-    "pad_token_id",
-    "return_dict",
-    "transformers_version",
-    "use_cache",
     "use_l2warp",
     "value_dim",
 ];
@@ -52,6 +45,10 @@ pub(in crate::mixers) fn translate(keys: &mut Map<String, Value>) -> Result<(), 
         if let Some(found) = keys.remove(key).filter(|found| *found != accepted) {
             return Err(ConfigError::bound(key, accepted.to_string(), found));
         }
+    }
+    // As flash-linear-attention has it, the length of a head counts: small models are published with the number of heads of others.
+    if keys.contains_key("head_dim") && keys.contains_key("hidden_size") {
+        keys.remove("num_heads");
     }
     for (published, ours) in RENAMED {
         if let Some(value) = keys.remove(published).filter(|value| !value.is_null()) {
@@ -171,6 +168,9 @@ mod tests {
         let whole = DecoderConfig::from_json(PUBLISHED).unwrap();
         assert_eq!(DecoderConfig::from_json(&text).unwrap(), whole);
         assert_eq!(DecoderConfig::from_json(&text.replace("\"head_dim\": 64,", "\"head_dim\": null,")).unwrap(), whole);
+        // As published with the model of 0.1 B parameters.
+        let other = PUBLISHED.replace("\"num_heads\": 32", "\"num_heads\": 12");
+        assert_eq!(DecoderConfig::from_json(&other).unwrap(), whole);
         let odd = text.replace("\"hidden_ratio\": 4.0", "\"hidden_ratio\": 3.501");
         assert_eq!(DecoderConfig::from_json(&odd).unwrap().intermediate_size, 7200);
     }
@@ -185,7 +185,7 @@ mod tests {
             ("\"v_low_rank_dim\": 64,", "", "v_low_rank_dim must be given, found none"),
             ("\"v_low_rank_dim\": 64", "\"v_low_rank_dim\": 0", "v_low_rank_dim must be between 1"),
             ("\"sqrelu\"", "\"silu\"", "hidden_act must be \"sqrelu\""),
-            ("\"num_heads\": 32", "\"num_heads\": 16", "head_dim must be hidden_size / num_heads"),
+            ("\"num_heads\": 32", "\"num_attention_heads\": 16", "head_dim must be hidden_size / num_heads"),
             ("\"head_dim\": 64,", "\"head_dim\": 8,", "head_dim must be a multiple of 16"),
             ("\"attn_mode\"", "\"atn_mode\"", "unknown field `atn_mode`"),
             ("\"attn_mode\": \"chunk\"", "\"attention\": \"rfa\"", "attention must be \"rwkv7\""),

@@ -19,6 +19,8 @@ pub struct ModelSource {
     pub name: String,
     /// The folder of its checkpoint.
     pub folder: PathBuf,
+    /// RWKV's vocabulary file, for a model that is one file and has none in its folder.
+    pub vocabulary: Option<PathBuf>,
     /// Changes with the files of the folder.
     pub stamp: u64,
 }

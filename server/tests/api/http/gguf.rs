@@ -81,6 +81,36 @@ async fn a_file_answers_as_its_folder() {
     assert_eq!(models["data"][0]["id"], "Tiny RWKV7", "{models}");
 }
 
+#[tokio::test]
+async fn the_sampling_that_a_file_recommends_is_the_default() {
+    let (folder, file) = written();
+    let key = |name: &str| format!("general.sampling.{name}");
+    let recommended = file
+        .clone()
+        .with(&key("temp"), Value::F32(0.5))
+        .with(&key("top_p"), Value::F32(0.25))
+        .with(&key("top_k"), Value::I32(20))
+        .with(&key("min_p"), Value::U32(0))
+        .with(&key("penalty_repeat"), Value::F32(1.5))
+        .with(&key("mirostat"), Value::I32(2));
+    let defaults = |app: App| async move {
+        let params = app.get("/props").await.json()["default_generation_settings"]["params"].clone();
+        ["temperature", "top_p", "top_k", "min_p", "repeat_penalty"].map(|name| params[name].as_f64().unwrap())
+    };
+    let of = served(&path(&folder, &recommended)).await;
+    assert_eq!(defaults(of).await, [0.5, 0.25, 20.0, 0.0, 1.5]);
+    let all = served(&path(&folder, &recommended.clone().with(&key("top_k"), Value::I32(-1)))).await;
+    assert_eq!(defaults(all).await[2], 0.0);
+    for (name, value, words) in [
+        ("temp", text("warm"), "general.sampling.temp must be a finite float, found a text"),
+        ("top_p", Value::F32(7.0), "top_p must be"),
+    ] {
+        let path = path(&folder, &file.clone().with(&key(name), value));
+        let error = open(&path, &OpenOptions::default()).err().unwrap().to_string();
+        assert!(error.contains(words), "{error}");
+    }
+}
+
 /// The template is the one that llama.cpp's converter writes.
 #[tokio::test]
 async fn the_template_of_the_file_is_used() {

@@ -26,7 +26,7 @@ fn error(path: &Path) -> String {
 #[test]
 fn the_vocabulary_must_lie_beside_the_file() {
     let (folder, path) = copied();
-    let want = "RWKV's vocabulary file, rwkv_vocab_v20230424.txt, must be in the same folder";
+    let want = "RWKV's vocabulary file, rwkv_vocab_v20230424.txt, must be in the same folder, or be named";
     assert_eq!(error(&path), format!("{}: {want}", path.display()));
     let vocabulary = folder.path().join("rwkv_vocab_v20230424.txt");
     std::fs::write(&vocabulary, "1 'a' 1\n").unwrap();

@@ -1,5 +1,6 @@
 //! Models of a hub: downloads, the cache, and what a hub may not do.
 
+mod native;
 mod refused;
 mod serve;
 mod server;

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
+use super::native::{beside, pth};
 use super::server::{COMMIT, Files, Hub};
 use super::{Place, WEIGHTS, text};
 use crate::live::{Request, get};
@@ -188,6 +189,19 @@ fn names_on_a_hub_are_taken_where_paths_are() {
     let output = command.args(["generate", "Once", "--model", "org/tiny", "--device", "cpu"]).output().unwrap();
     assert!(text(&output.stderr).contains("error: org/tiny/config.json: "), "{}", text(&output.stderr));
     assert_eq!(place.hub.asked().len(), asked);
+}
+
+#[test]
+fn a_pth_of_a_hub_is_served_with_the_vocabulary_of_another_model_alone_and_as_one_of_several() {
+    let place = Place::new(beside(pth(), Files::vocabulary()));
+    for args in [&["--model", "org/tiny:a.pth"][..], &["--model", "org/tiny", "--model", "org/tiny:a.pth=b"]] {
+        let mut server = Running::serve(&place, args);
+        let address = server.logged("listening on http://", ',');
+        let body = json!({"prompt": " the fox said:", "max_tokens": 3, "temperature": 0, "ignore_eos": true});
+        let reply = Request::json("POST", "/v1/completions", &body).send(&address).unwrap();
+        assert_eq!((reply.status, reply.json()["model"].as_str()), (200, Some("org/tiny")), "{}", reply.text());
+        assert_eq!(reply.json()["usage"]["completion_tokens"], 3);
+    }
 }
 
 #[test]

@@ -12,6 +12,10 @@ use sha1::Sha1;
 use sha2::{Digest, Sha256};
 use tidegate_server::session::hex;
 
+use crate::random::write_vocabulary;
+
+/// The name of RWKV's vocabulary file.
+pub(super) const VOCABULARY: &str = "rwkv_vocab_v20230424.txt";
 /// The commit that every branch means.
 pub(super) const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
@@ -128,6 +132,13 @@ impl Files {
         Self(names.into_iter().map(read).collect())
     }
 
+    /// RWKV's vocabulary alone.
+    pub(super) fn vocabulary() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        write_vocabulary(folder.path());
+        Self::default().with(VOCABULARY, std::fs::read(folder.path().join(VOCABULARY)).unwrap())
+    }
+
     pub(super) fn with(mut self, name: &str, contents: impl Into<Vec<u8>>) -> Self {
         self.0.insert(name.into(), contents.into());
         self
@@ -156,7 +167,7 @@ impl Files {
         json!({"id": "org/tiny", "sha": COMMIT, "private": false, "siblings": self.0.keys().map(file).collect::<Vec<_>>()})
     }
 
-    fn answer(&self, asked: &Asked) -> Reply {
+    pub(super) fn answer(&self, asked: &Asked) -> Reply {
         if asked.path.starts_with("/api/models/") {
             return Reply { body: self.listing().to_string().into_bytes(), ..Reply::status(200) };
         }
@@ -175,5 +186,5 @@ impl Files {
 }
 
 fn is_large(name: &str) -> bool {
-    [".safetensors", ".gguf"].iter().any(|end| name.ends_with(end))
+    [".safetensors", ".gguf", ".pth"].iter().any(|end| name.ends_with(end))
 }

@@ -1,0 +1,118 @@
+//! Where a model is, and the files that it has there: on the disk, or on a hub, from which they are downloaded.
+
+use std::fmt::{self, Display};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Error, Result};
+use tidegate_model::checkpoint::FileKind;
+use tidegate_server::text::vocabulary_of_file;
+use tracing::info;
+
+use crate::hub::{self, HubName, Settings, Vocabulary};
+
+/// Where a model is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) at: At,
+    /// The value of `--rwkv-vocabulary`.
+    pub(crate) vocabulary: Option<PathBuf>,
+}
+
+/// A folder, a file, or a name on a hub.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum At {
+    Path(PathBuf),
+    Hub(HubName),
+}
+
+/// The files of a model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Files {
+    /// The folder, or the file that is a model.
+    pub(crate) path: PathBuf,
+    /// RWKV's vocabulary file, for a file that has none in its folder.
+    pub(crate) vocabulary: Option<PathBuf>,
+}
+
+impl At {
+    pub(crate) fn of(path: PathBuf) -> Self {
+        HubName::of(&path).map_or(Self::Path(path), Self::Hub)
+    }
+
+    /// The name that it gives its model, if this is not the folder's or the file's.
+    pub(crate) fn name(&self) -> Option<String> {
+        match self {
+            Self::Path(_) => None,
+            Self::Hub(name) => Some(name.model().to_owned()),
+        }
+    }
+
+    /// The folder or the file alone, where no text is read.
+    pub(crate) fn weights(self) -> Result<PathBuf> {
+        match self {
+            Self::Path(path) => Ok(path),
+            Self::Hub(name) => Ok(fetched(&name, None)?.path),
+        }
+    }
+}
+
+impl Display for At {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Path(path) => path.display().fmt(formatter),
+            Self::Hub(name) => name.fmt(formatter),
+        }
+    }
+}
+
+impl Place {
+    /// The files. Those of a hub are downloaded first, if they are not in the cache.
+    pub(crate) fn find(self) -> Result<Files> {
+        let Self { at, vocabulary } = self;
+        match at {
+            At::Path(path) => {
+                let vocabulary = vocabulary_of_path(&path, vocabulary.as_deref())?;
+                Ok(Files { path, vocabulary })
+            }
+            At::Hub(name) => fetched(&name, Some(&source(vocabulary.as_deref())?)),
+        }
+    }
+}
+
+fn source(given: Option<&Path>) -> Result<Vocabulary> {
+    Vocabulary::of(given).map_err(Error::msg)
+}
+
+fn fetched(name: &HubName, vocabulary: Option<&Vocabulary>) -> Result<Files> {
+    info!("there is no file or folder {name} here: it is read as a model's name on a hub");
+    let fetched = Settings::read().and_then(|settings| hub::fetch(name, vocabulary, &settings));
+    let hub::Fetched { path, vocabulary } =
+        fetched.with_context(|| format!("there is no file or folder {name} here, and no model from a hub"))?;
+    Ok(Files { path, vocabulary })
+}
+
+/// RWKV's vocabulary for a model on the disk without one in its folder. A hub is asked only for one that is `given`: who serves
+/// files of the disk need not have a network.
+fn vocabulary_of_path(model: &Path, given: Option<&Path>) -> Result<Option<PathBuf>> {
+    let needs = model.is_file() && FileKind::of(model).is_ok_and(|kind| kind != FileKind::Gguf);
+    if !needs || vocabulary_of_file(model, None).is_some() {
+        return Ok(None);
+    }
+    let source = source(given)?;
+    match Settings::read() {
+        Ok(settings) if given.is_some() => Ok(Some(source.find(&model.display().to_string(), &settings)?)),
+        // Without settings there is no cache.
+        settings => Ok(settings.ok().and_then(|settings| source.cached(&settings))),
+    }
+}
+
+/// Downloads a model and the vocabulary that it needs, and prints where the model is.
+pub(crate) fn pull(name: &HubName, vocabulary: Option<&Path>, out: &mut impl Write) -> Result<()> {
+    let hub::Fetched { path, vocabulary } = hub::fetch(name, Some(&source(vocabulary)?), &Settings::read()?)?;
+    if let Some(vocabulary) = vocabulary {
+        info!("RWKV's vocabulary is {}", vocabulary.display());
+    }
+    writeln!(out, "{}", path.display())?;
+    Ok(())
+}
