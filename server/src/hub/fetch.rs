@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
 use tidegate_model::checkpoint::{INDEX, shards};
-use tidegate_server::checkpoint;
+use tidegate_server::checkpoint::{self, OpenError};
 use tracing::{debug, info, warn};
 
 use super::cache::{Repo, files};
@@ -127,6 +127,14 @@ pub(super) fn complete(snapshot: &Path, wanted: Option<&str>) -> Result<PathBuf,
     }
 }
 
+/// Why a model of a snapshot cannot be served, in one line that does not repeat where the cache has it.
+pub(super) fn reason(error: &OpenError, path: &Path) -> String {
+    let (text, path) = (error.to_string(), path.display().to_string());
+    let text =
+        text.strip_prefix(&path).and_then(|rest| rest.strip_prefix(": ").or(rest.strip_prefix('/'))).unwrap_or(&text);
+    text.lines().collect::<Vec<_>>().join(" ")
+}
+
 /// A download of a model.
 struct Fetching<'a> {
     name: &'a HubName,
@@ -167,11 +175,12 @@ impl Fetching<'_> {
                 if let Some(reason) = checkpoint::refused_config(&config) {
                     return Err(self.refused(reason));
                 }
+                // The other texts are few and short, and may refuse the model too.
+                self.bring(&wanted, Progress::hidden)?;
+                checkpoint::check_text(&snapshot).map_err(|error| self.refused(reason(&error, &snapshot)))?;
                 let parts = match weights {
                     Weights::One(file) => vec![file.to_owned()],
                     Weights::Listed => {
-                        // The list is the last of the texts.
-                        self.bring(&wanted[wanted.len() - 1..], Progress::hidden)?;
                         shards(&snapshot.join(INDEX)).map_err(|error| self.refused(error.to_string()))?
                     }
                 };
