@@ -38,6 +38,7 @@ mod refusals;
 mod response_tools;
 mod responses;
 mod rwkv7;
+mod sentence_pieces;
 mod sessions;
 mod slot_turns;
 mod slots;
