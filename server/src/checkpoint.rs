@@ -21,9 +21,10 @@ use sha2::{Digest, Sha256};
 use tidegate_model::candle::{self, CandleDecoder};
 #[cfg(feature = "cuda")]
 use tidegate_model::checkpoint::LoadError;
-use tidegate_model::checkpoint::Stored;
+use tidegate_model::checkpoint::{FileKind, Stored};
 #[cfg(feature = "cuda")]
 use tidegate_model::cuda::CudaDecoder;
+use tidegate_model::sampling::SamplingParams;
 use tidegate_model::{Backend, Decoder, Device, ModelRunner, Pool, PoolOptions, StateType, Threads, checkpoint};
 
 use crate::api::Served;
@@ -120,7 +121,8 @@ pub fn open(folder: &Path, options: &OpenOptions) -> Result<(Served, EngineThrea
     open_on(folder, &options.backend.open(options.device, folder)?, options)
 }
 
-/// Whether [`open`] would take what is in `folder`: reads the config and the headers of the weights.
+/// Whether [`open`] would take what is in `folder`: reads the config, the headers of the weights, the tokenizer and the chat
+/// template.
 ///
 /// # Errors
 /// The reason.
@@ -129,7 +131,20 @@ pub fn check(folder: &Path) -> Result<(), OpenError> {
         Some(Described::Candle(_)) => candle::Checkpoint::open(folder).map(drop)?,
         _ => Stored::open(folder).map(drop)?,
     }
-    Ok(())
+    // The vocabulary of RWKV-7 in one file may come from elsewhere.
+    if folder.is_file() && FileKind::of(folder)? != FileKind::Gguf {
+        return Ok(());
+    }
+    check_text(folder)
+}
+
+/// The part of [`check`] that needs no weights.
+///
+/// # Errors
+/// The reason.
+pub fn check_text(folder: &Path) -> Result<(), OpenError> {
+    let config = supported::config(folder)?;
+    Text::load(folder, None, config.vocab_size(), config.eos()).map(drop)
 }
 
 /// What the checkpoint in `folder` is going to take of the process's memory; zeros if it runs on another device.
@@ -184,6 +199,29 @@ pub fn open_on(folder: &Path, device: &OpenDevice, options: &OpenOptions) -> Res
     serve(folder, device, options, || on_cpu(folder, options))
 }
 
+/// What a model has besides its weights.
+struct Text {
+    tokenizer: Tokenizer,
+    template: Option<ChatTemplate>,
+    /// How tokens are sampled unless a request says otherwise.
+    sampling: SamplingParams,
+}
+
+impl Text {
+    /// Those of the model in `folder`, with its number of tokens and those that end a text. vocabulary: of a file that has none
+    fn load(folder: &Path, vocabulary: Option<&Path>, vocab_size: usize, eos: &[u32]) -> Result<Self, OpenError> {
+        let (tokenizer, template) = if folder.is_file() {
+            whole::text(folder, vocabulary, vocab_size, eos)?
+        } else {
+            let tokenizer = Tokenizer::load(folder, vocab_size, eos)?;
+            let template = ChatTemplate::load_for(folder, &tokenizer)?;
+            (tokenizer, template)
+        };
+        let sampling = recommended_sampling(tokenizer.defaults(), vocab_size)?;
+        Ok(Self { tokenizer, template, sampling })
+    }
+}
+
 /// A decoder and its slots.
 type Loaded<B> = (B, Pool<<B as Backend>::States>);
 
@@ -233,14 +271,7 @@ fn serve<B: Backend + 'static>(
     let longest_source = decoder.source().map_or(0, |source| source.max_positions);
     let (vocab_size, layout, greatest) = (decoder.vocab_size(), pool.layout(), decoder.greatest_maxima());
     let (eos, state_bytes) = (decoder.eos(), (layout.numbers() * size_of::<f32>()) as u64);
-    let (tokenizer, template) = if folder.is_file() {
-        whole::text(folder, options.vocabulary.as_deref(), vocab_size, eos)?
-    } else {
-        let tokenizer = Tokenizer::load(folder, vocab_size, eos)?;
-        let template = ChatTemplate::load_for(folder, &tokenizer)?;
-        (tokenizer, template)
-    };
-    let sampling = recommended_sampling(tokenizer.defaults(), vocab_size)?;
+    let Text { tokenizer, template, sampling } = Text::load(folder, options.vocabulary.as_deref(), vocab_size, eos)?;
     let sources = decoder.source().map(|source| Sources { longest: source.max_positions, start: source.start });
     // A source is not a conversation, even if the checkpoint has a chat template.
     let template = if sources.is_some() { None } else { template.map(Arc::new) };

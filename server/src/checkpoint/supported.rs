@@ -72,6 +72,22 @@ pub(super) enum Described {
 }
 
 impl Described {
+    /// The number of tokens.
+    pub(super) fn vocab_size(&self) -> usize {
+        match self {
+            Self::Own(config) => config.vocab_size,
+            Self::Candle(config) => config.vocab_size(),
+        }
+    }
+
+    /// The tokens that end a text.
+    pub(super) fn eos(&self) -> &[u32] {
+        match self {
+            Self::Own(config) => config.eos_token_id.as_slice(),
+            Self::Candle(config) => config.eos(),
+        }
+    }
+
     /// Bytes of one conversation's state in f32.
     pub(super) fn state_bytes(&self) -> usize {
         match self {

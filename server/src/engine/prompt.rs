@@ -93,6 +93,13 @@ impl Prompt {
             && self.input == other.input
     }
 
+    /// Whether the last tokens before the answer are all of the text before it.
+    pub(super) fn is_whole(&self) -> bool {
+        let before = self.start.as_ref().map_or(0, |start| start.read);
+        // A source is no part of the text.
+        !self.source.is_empty() || before == self.cached as u64 && self.tokens == self.last_tokens.len()
+    }
+
     /// What another request has read of it for this one.
     pub(super) fn read_by_other(&self) -> Option<&ReadPrompt> {
         self.shared.as_ref()?.read()

@@ -18,7 +18,6 @@ use super::row_drafts::RowDrafts;
 use super::submission::Submission;
 use super::text_rules::TextRules;
 use crate::session::Answer;
-use crate::text::Detokenizer;
 
 /// What a sequence does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,7 +91,7 @@ impl Sequence {
         let Request { prompt, generation, mut output, kind, snapshot, keeper } = request;
         if kind != TextKind::Continuation {
             // The answer completes a character that the prompt has begun.
-            output.detokenizer = Detokenizer::resume(&rules.vocabulary.unfinished(&prompt.last_tokens));
+            output.detokenizer = rules.vocabulary.detokenizer_after(&prompt.last_tokens, !prompt.is_whole());
         }
         let events = EventSender::new(sender);
         let (admitted, first_token) = (Instant::now(), None);

@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
 use tidegate_model::checkpoint::{INDEX, shards};
-use tidegate_server::checkpoint;
+use tidegate_server::checkpoint::{self, OpenError};
 use tidegate_server::text::vocabulary_of_file;
 use tracing::{debug, info, warn};
 
@@ -166,6 +166,14 @@ pub(super) fn complete(snapshot: &Path, wanted: Option<&str>) -> Result<PathBuf,
     }
 }
 
+/// Why a model of a snapshot cannot be served, in one line that does not repeat where the cache has it.
+pub(super) fn reason(error: &OpenError, path: &Path) -> String {
+    let (text, path) = (error.to_string(), path.display().to_string());
+    let text =
+        text.strip_prefix(&path).and_then(|rest| rest.strip_prefix(": ").or(rest.strip_prefix('/'))).unwrap_or(&text);
+    text.lines().collect::<Vec<_>>().join(" ")
+}
+
 /// Downloads a file that is a model, if its beginning says that it can be served.
 fn file(listed: &Listed, file: &str, elsewhere: Option<&Vocabulary>, settings: &Settings) -> Result<PathBuf, HubError> {
     let wanted = listed.wanted(file, None)?;
@@ -202,13 +210,12 @@ fn folder(listed: &Listed, texts: &[String], weights: Weights) -> Result<PathBuf
     if let Some(reason) = checkpoint::refused_config(&config) {
         return Err(listed.refused(reason));
     }
+    // The other texts are few and short, and may refuse the model too.
+    listed.bring(&wanted, Progress::hidden)?;
+    checkpoint::check_text(&snapshot).map_err(|error| listed.refused(reason(&error, &snapshot)))?;
     let parts = match weights {
         Weights::One(file) => vec![file.to_owned()],
-        Weights::Listed => {
-            // The list is the last of the texts.
-            listed.bring(&wanted[wanted.len() - 1..], Progress::hidden)?;
-            shards(&snapshot.join(INDEX)).map_err(|error| listed.refused(error.to_string()))?
-        }
+        Weights::Listed => shards(&snapshot.join(INDEX)).map_err(|error| listed.refused(error.to_string()))?,
     };
     for part in &parts {
         wanted.push(listed.wanted(part, None)?);

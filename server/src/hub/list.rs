@@ -11,7 +11,7 @@ use tidegate_server::checkpoint;
 use super::cache::{Repo, files};
 use super::choose::{CONFIG, is_vocabulary, whole_models};
 use super::error::HubError;
-use super::fetch::complete;
+use super::fetch::{complete, reason};
 use super::name::Commit;
 use super::progress::size;
 use super::settings::Settings;
@@ -114,10 +114,5 @@ fn models(snapshot: &Path, name: &str) -> Vec<(String, u64, Result<(), String>)>
 }
 
 fn served(path: &Path) -> Result<(), String> {
-    checkpoint::check(path).map_err(|error| {
-        let text = error.to_string();
-        // The table has the model's name.
-        let text = text.strip_prefix(&format!("{}: ", path.display())).unwrap_or(&text);
-        text.lines().collect::<Vec<_>>().join(" ")
-    })
+    checkpoint::check(path).map_err(|error| reason(&error, path))
 }

@@ -14,8 +14,10 @@ pub enum Around {
     Both,
     /// Those before it, unless it has them, as by [`Tokenizer::encode_chat`].
     Begin,
-    /// None, as by [`Tokenizer::encode_more`].
+    /// None, at the beginning of a text.
     Nothing,
+    /// None, as by [`Tokenizer::encode_more`]: the text continues another.
+    More,
     /// Those before and after, as by [`Tokenizer::encode_plain`]: special tokens in the text are text.
     PlainBoth,
     /// None, as by [`Tokenizer::encode_plain`].
@@ -40,13 +42,14 @@ impl Tokenizer {
         target: usize,
     ) -> Result<Vec<u32>, TextError> {
         let plain = matches!(around, Around::PlainBoth | Around::PlainNothing);
-        let Some(Encoded { ids, before, after }) = self.encoder.encode_in_pieces(text, plain, pace, target)? else {
+        let encoder = if around == Around::More { self.encoder.more() } else { &*self.encoder };
+        let Some(Encoded { ids, before, after }) = encoder.encode_in_pieces(text, plain, pace, target)? else {
             return self.encode_whole(text, around);
         };
         match around {
             Around::Both | Around::PlainBoth => Ok([before, &ids, after].concat()),
             Around::Begin if !ids.starts_with(self.begin()) => Ok([self.begin(), &ids].concat()),
-            Around::Begin | Around::Nothing | Around::PlainNothing => Ok(ids),
+            Around::Begin | Around::Nothing | Around::More | Around::PlainNothing => Ok(ids),
         }
     }
 
@@ -54,7 +57,8 @@ impl Tokenizer {
         match around {
             Around::Both => self.encode(text),
             Around::Begin => self.encode_chat(text),
-            Around::Nothing => self.encode_more(text),
+            Around::Nothing => self.encoder.encode(text, false, false),
+            Around::More => self.encode_more(text),
             Around::PlainBoth => self.encode_plain(text, true),
             Around::PlainNothing => self.encode_plain(text, false),
         }
@@ -66,18 +70,24 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::text::split::pieces;
+    use crate::text::split::{self, Cuts};
 
     fn tokenizer() -> Tokenizer {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../weights/checkpoints/tidegate-tiny");
         Tokenizer::load(&folder, 4096, &[]).unwrap()
     }
 
+    fn pieces(text: &str, target: usize) -> Vec<&str> {
+        split::pieces(text, target, &Cuts::Words)
+    }
+
     #[test]
     fn a_text_in_pieces_gets_the_tokens_of_the_whole_and_pauses_between_them() {
         let tokenizer = tokenizer();
         let text = "<|endoftext|>Once upon a time, there was <|endoftext|> a fox.\n".repeat(20);
-        for around in [Around::Both, Around::Begin, Around::Nothing, Around::PlainBoth, Around::PlainNothing] {
+        for around in
+            [Around::Both, Around::Begin, Around::Nothing, Around::More, Around::PlainBoth, Around::PlainNothing]
+        {
             for text in [text.as_str(), &text[13..], ""] {
                 let mut pauses = 0;
                 let mut pace = Pace { most: usize::MAX, pause: &mut || pauses += 1 };

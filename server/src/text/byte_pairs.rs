@@ -4,8 +4,8 @@ use std::collections::{HashMap, HashSet};
 
 use serde_json::{Map, Value, json};
 
-use super::byte_level::ByteLevel;
 use super::tokenizer::{GenerationDefaults, Tokenizer};
+use super::tokenizer_json::TokenizerJson;
 use super::vocabulary::byte_of;
 
 /// A byte-level tokenizer that finds words as GPT-2's does and merges pairs of tokens within them.
@@ -77,7 +77,7 @@ impl Tokenizer {
     /// # Errors
     /// What is wrong with the tokens or merges.
     pub fn from_byte_pairs(pairs: &BytePairs, vocab_size: usize, defaults: GenerationDefaults) -> Result<Self, String> {
-        let (encoder, vocabulary) = ByteLevel::parse(pairs.json()?.to_string().as_bytes(), vocab_size)?;
+        let (encoder, vocabulary) = TokenizerJson::parse(pairs.json()?.to_string().as_bytes(), vocab_size)?;
         let begin = encoder.begin().map_err(|error| error.to_string())?;
         Ok(Self::new(Box::new(encoder), vocabulary, begin, defaults))
     }

@@ -4,10 +4,12 @@
 ///
 /// In total, the output equals [`String::from_utf8_lossy`] of the whole input. Bytes that may still become a character
 /// wait; bytes that cannot become U+FFFD.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Detokenizer {
     /// The beginning of a character; at most 3 bytes between calls.
     pending: Vec<u8>,
+    /// Whether the next byte is left out if it is a space.
+    drops_space: bool,
 }
 
 impl Detokenizer {
@@ -16,9 +18,14 @@ impl Detokenizer {
         Self::default()
     }
 
+    /// A detokenizer at the start of a text whose first space is not a part of it: the tokenizer has put it there.
+    pub fn without_space() -> Self {
+        Self { drops_space: true, ..Self::default() }
+    }
+
     /// Continues where another detokenizer stopped with this [`Self::pending`].
     pub fn resume(pending: &[u8]) -> Self {
-        Self { pending: pending.into() }
+        Self { pending: pending.into(), drops_space: false }
     }
 
     /// The bytes that wait for the rest of their character.
@@ -27,7 +34,11 @@ impl Detokenizer {
     }
 
     /// Adds `bytes` and appends the characters that they complete to `out`.
-    pub fn push(&mut self, bytes: &[u8], out: &mut String) {
+    pub fn push(&mut self, mut bytes: &[u8], out: &mut String) {
+        if self.drops_space && !bytes.is_empty() {
+            self.drops_space = false;
+            bytes = bytes.strip_prefix(b" ").unwrap_or(bytes);
+        }
         self.pending.extend_from_slice(bytes);
         let mut start = 0;
         loop {
@@ -92,6 +103,17 @@ mod tests {
         let (steps, rest) = run(["é".as_bytes(), &"🦀".as_bytes()[..3]]);
         assert_eq!(steps, ["é", ""]);
         assert_eq!(rest, "\u{FFFD}");
+    }
+
+    #[test]
+    fn the_space_that_a_tokenizer_puts_before_a_text_is_left_out() {
+        for (pieces, text) in
+            [(&["", " a", " b"][..], "a b"), (&["  a"], " a"), (&["a", " b"], "a b"), (&[" ", " "], " ")]
+        {
+            let (mut detokenizer, mut out) = (Detokenizer::without_space(), String::new());
+            pieces.iter().for_each(|piece| detokenizer.push(piece.as_bytes(), &mut out));
+            assert_eq!(out, text, "{pieces:?}");
+        }
     }
 
     #[test]

@@ -37,6 +37,9 @@ pub(super) trait Encoder: Send + Sync {
         target: usize,
     ) -> Result<Option<Encoded<'_>>, TextError>;
 
+    /// The same for texts that continue another. Some tokenizers treat the beginning of a text in a way of its own.
+    fn more(&self) -> &dyn Encoder;
+
     /// The text of a special token; `None` for other tokens.
     fn special(&self, id: u32) -> Option<&str>;
 

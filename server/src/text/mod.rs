@@ -3,7 +3,6 @@
 //! Nothing here knows about the model, the engine or HTTP.
 
 mod bounded;
-mod byte_level;
 mod byte_pairs;
 mod chat;
 mod detokenizer;
@@ -13,9 +12,11 @@ mod error;
 mod grammar;
 mod pieces;
 mod reasoning;
+mod sentence_pieces;
 mod split;
 mod stop;
 mod tokenizer;
+mod tokenizer_json;
 mod trie;
 mod vocabulary;
 mod world;

@@ -21,6 +21,14 @@ impl Tokenizer {
         }
     }
 
+    /// The bytes of tokens from the beginning of a text, with the texts of special tokens. A space that the tokenizer puts before
+    /// a text is not shown; one that follows a special token is, so that the tokenizer gives the same tokens again.
+    pub fn pieces(&self, ids: &[u32]) -> Vec<u8> {
+        let bytes = ids.iter().flat_map(|id| self.piece(*id)).copied().collect();
+        let is_text = ids.first().is_some_and(|id| self.special(*id).is_none());
+        if is_text { self.vocabulary().without_added_space(bytes) } else { bytes }
+    }
+
     /// The text of a special token; `None` for other tokens.
     pub fn special(&self, id: u32) -> Option<&str> {
         self.encoder.special(id)

@@ -3,7 +3,10 @@
 //! A byte-level tokenizer finds the words of a text with a regular expression and merges bytes within each word only. In
 //! the expressions below, no word reaches over two kinds of places: between a character that is no whitespace and a
 //! space, and between a letter or digit and a line break or punctuation. Nothing in them depends on the text before a
-//! word, so the rest of the text has the same words on its own. For all other tokenizers nothing is known.
+//! word, so the rest of the text has the same words on its own.
+//!
+//! A tokenizer in the manner of SentencePiece merges the characters of a whole text. Where none of its tokens has a space after
+//! another character, nothing is merged across such a place. For all other tokenizers nothing is known.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -11,6 +14,7 @@ use serde_json::{Value, json};
 use tokenizers::models::ModelWrapper;
 
 use super::error::TextError;
+use super::sentence_pieces;
 
 /// The expressions of Qwen 2 and Llama 3, as the first of two pre-tokenizers. The one of GPT-2 is part of `ByteLevel`.
 const EXPRESSIONS: [&str; 2] = [
@@ -22,8 +26,43 @@ const EXPRESSIONS: [&str; 2] = [
 /// rarely have them.
 const SEPARATORS: &str = "\n\r.,;:!?\u{3001}\u{3002}\u{ff0c}\u{ff01}\u{ff1f}\u{ff1b}\u{ff1a}\u{300c}\u{300d}";
 
+/// Where texts can be cut.
+#[derive(Clone, Debug)]
+pub(super) enum Cuts {
+    /// Between words.
+    Words,
+    /// Before a space that follows another character, except these: added tokens end with them, and what follows such a token
+    /// may be encoded in a way of its own.
+    Spaces {
+        /// The characters.
+        not_after: String,
+    },
+}
+
+impl Cuts {
+    fn is_cut(&self, previous: char, next: char) -> bool {
+        match self {
+            Self::Words => is_cut(previous, next),
+            Self::Spaces { not_after } => {
+                next == ' ' && !matches!(previous, ' ' | sentence_pieces::SPACE) && !not_after.contains(previous)
+            }
+        }
+    }
+
+    /// The places at which `text` can be cut, from its beginning.
+    fn places(&self, text: &str) -> impl Iterator<Item = usize> {
+        let mut before = text.chars().next();
+        text.char_indices().skip(1).filter_map(move |(at, next)| {
+            let previous = before.replace(next)?;
+            self.is_cut(previous, next).then_some(at)
+        })
+    }
+}
+
 /// What is known of a tokenizer whose texts can be cut.
+#[derive(Clone, Debug)]
 pub(super) struct Splitter {
+    pub(super) cuts: Cuts,
     /// The special tokens before and after every text.
     pub(super) before: Vec<u32>,
     pub(super) after: Vec<u32>,
@@ -36,20 +75,34 @@ impl Splitter {
     pub(super) fn of(tokenizer: &tokenizers::Tokenizer, longest: usize) -> Option<Self> {
         let normalizer = serde_json::to_value(tokenizer.get_normalizer()).ok()?;
         let pre_tokenizer = serde_json::to_value(tokenizer.get_pre_tokenizer()).ok()?;
+        let known = (normalizer.is_null() || normalizer == json!({"type": "NFC"})) && is_known(&pre_tokenizer);
+        let longest = normalizer.is_null().then_some(longest);
+        if known { Self::with(tokenizer, Cuts::Words, longest) } else { None }
+    }
+
+    /// [`Self::of`] a tokenizer that [`sentence_pieces::check`] accepts.
+    pub(super) fn of_sentence_pieces(tokenizer: &tokenizers::Tokenizer, longest: usize) -> Option<Self> {
+        let added = tokenizer.get_added_tokens_decoder();
+        let not_after = added.values().filter_map(|token| token.content.chars().last()).collect();
+        // What stands for a space may be in the text itself, and has three bytes there.
+        let longest = Some(longest * sentence_pieces::SPACE.len_utf8());
+        sentence_pieces::is_apart(tokenizer).then(|| Self::with(tokenizer, Cuts::Spaces { not_after }, longest))?
+    }
+
+    fn with(tokenizer: &tokenizers::Tokenizer, cuts: Cuts, longest: Option<usize>) -> Option<Self> {
         let by_words = matches!(tokenizer.get_model(), ModelWrapper::BPE(model) if model.dropout.is_none());
-        let known =
-            by_words && (normalizer.is_null() || normalizer == json!({"type": "NFC"})) && is_known(&pre_tokenizer);
         // An added token is found before all words, and must not reach over a cut.
         let added = tokenizer.get_added_tokens_decoder();
+        let is_apart = |content: &str| cuts.places(content).next().is_none();
         let apart = added
             .values()
-            .all(|token| !(token.rstrip || token.lstrip || token.single_word) && cuts(&token.content).next().is_none());
-        if !known || !apart {
+            .all(|token| !(token.rstrip || token.lstrip || token.single_word) && is_apart(&token.content));
+        if !by_words || !apart {
             return None;
         }
-        let longest = added.values().map(|token| token.content.len()).fold(longest, usize::max);
+        let longest_added = added.values().map(|token| token.content.len()).max().unwrap_or(0);
         let (before, after) = around(tokenizer)?;
-        Some(Self { before, after, longest: normalizer.is_null().then_some(longest) })
+        Some(Self { before, after, longest: longest.map(|longest| longest.max(longest_added)), cuts })
     }
 }
 
@@ -79,15 +132,6 @@ fn around(tokenizer: &tokenizers::Tokenizer) -> Option<(Vec<u32>, Vec<u32>)> {
     wrapped("a").filter(|found| wrapped("b c, d").as_ref() == Some(found))
 }
 
-/// The places at which `text` can be cut, from its beginning.
-fn cuts(text: &str) -> impl Iterator<Item = usize> {
-    let mut before = text.chars().next();
-    text.char_indices().skip(1).filter_map(move |(at, next)| {
-        let previous = before.replace(next)?;
-        is_cut(previous, next).then_some(at)
-    })
-}
-
 fn is_cut(previous: char, next: char) -> bool {
     if next == ' ' {
         return !previous.is_whitespace();
@@ -99,9 +143,9 @@ fn is_cut(previous: char, next: char) -> bool {
 }
 
 /// The pieces of `text`, each of at most `target` bytes where it can be cut so, else as short as it can be.
-pub(super) fn pieces(text: &str, target: usize) -> Vec<&str> {
+pub(super) fn pieces<'a>(text: &'a str, target: usize, cuts: &Cuts) -> Vec<&'a str> {
     let (mut pieces, mut start, mut last) = (Vec::new(), 0, 0);
-    for cut in cuts(text).chain([text.len()]) {
+    for cut in cuts.places(text).chain([text.len()]) {
         if cut - start > target && last > start {
             pieces.push(&text[start..last]);
             start = last;
@@ -214,7 +258,7 @@ mod tests {
         let config = ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() };
         let cut = Cell::new(0);
         proptest!(config, |(text in texts(), target in 1..12_usize)| {
-            let pieces = pieces(&text, target);
+            let pieces = pieces(&text, target, &Cuts::Words);
             prop_assert_eq!(pieces.concat(), text.as_str());
             cut.set(cut.get() + pieces.len() - 1);
             for tokenizer in &tokenizers {
@@ -245,7 +289,7 @@ mod tests {
     #[test]
     fn pieces_are_short_where_the_text_can_be_cut() {
         let text = "word ".repeat(1000) + &"1".repeat(500) + " end";
-        let pieces = pieces(&text, 64);
+        let pieces = pieces(&text, 64, &Cuts::Words);
         assert_eq!(pieces.concat(), text);
         assert!(pieces.iter().filter(|piece| piece.len() > 64).count() == 1);
         assert!(pieces.iter().any(|piece| piece.len() == 501));

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::byte_level::ByteLevel;
 use super::encoder::Encoder;
 use super::error::TextError;
+use super::tokenizer_json::TokenizerJson;
 use super::vocabulary::Vocabulary;
 use super::world::{WorldError, WorldTokenizer};
 use super::world_file;
@@ -110,7 +110,7 @@ impl Tokenizer {
                 .map_err(|reason| TextError::Contents { path: config_path, reason })?;
             Self::from_world(world, vocab_size, defaults).map_err(|error| world_file::wrong(&path, error))?
         } else {
-            let (encoder, vocabulary) = ByteLevel::load(&folder.join("tokenizer.json"), vocab_size)?;
+            let (encoder, vocabulary) = TokenizerJson::load(&folder.join("tokenizer.json"), vocab_size)?;
             let begin = encoder.begin()?;
             Self::new(Box::new(encoder), vocabulary, begin, defaults)
         };
@@ -190,7 +190,7 @@ impl Tokenizer {
     /// # Errors
     /// The tokenizer refuses the text.
     pub fn encode_more(&self, text: &str) -> Result<Vec<u32>, TextError> {
-        self.encoder.encode(text, false, false)
+        self.encoder.more().encode(text, false, false)
     }
 
     /// The ids of a conversation rendered by a chat template. The tokens that begin every text come first exactly once,
@@ -200,7 +200,7 @@ impl Tokenizer {
     /// # Errors
     /// The tokenizer refuses the text.
     pub fn encode_chat(&self, text: &str) -> Result<Vec<u32>, TextError> {
-        let ids = self.encode_more(text)?;
+        let ids = self.encoder.encode(text, false, false)?;
         if ids.starts_with(&self.begin) {
             return Ok(ids);
         }

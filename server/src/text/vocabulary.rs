@@ -9,12 +9,35 @@ use super::detokenizer::Detokenizer;
 #[derive(Debug)]
 pub struct Vocabulary {
     tokens: Vec<Box<[u8]>>,
+    /// Whether the tokenizer puts a space at the beginning of a text.
+    adds_space: bool,
 }
 
 impl Vocabulary {
     /// A vocabulary in which token `id` has the bytes `tokens[id]`.
     pub fn new(tokens: Vec<Box<[u8]>>) -> Self {
-        Self { tokens }
+        Self { tokens, adds_space: false }
+    }
+
+    /// The same for a tokenizer that puts a space at the beginning of a text.
+    #[must_use]
+    pub fn with_added_space(self) -> Self {
+        Self { adds_space: true, ..self }
+    }
+
+    /// A detokenizer for what follows the last tokens of a text; all of its tokens, if it is not `cut`.
+    pub fn detokenizer_after(&self, last: &[u32], cut: bool) -> Detokenizer {
+        if !cut && self.is_beginning(last) { self.detokenizer() } else { Detokenizer::resume(&self.unfinished(last)) }
+    }
+
+    /// A detokenizer at the start of a text.
+    pub fn detokenizer(&self) -> Detokenizer {
+        if self.adds_space { Detokenizer::without_space() } else { Detokenizer::new() }
+    }
+
+    /// Whether the text begins after these tokens.
+    pub fn is_beginning(&self, before: &[u32]) -> bool {
+        before.iter().all(|id| self.bytes(*id).is_empty())
     }
 
     /// The first bytes of an incomplete character at the end of the text of `ids`.
@@ -36,6 +59,19 @@ impl Vocabulary {
     /// The bytes of a text.
     pub fn bytes_of(&self, ids: &[u32]) -> Vec<u8> {
         ids.iter().flat_map(|id| self.bytes(*id)).copied().collect()
+    }
+
+    /// The bytes of a text from its beginning, without the space that the tokenizer puts there.
+    pub fn whole_text(&self, ids: &[u32]) -> Vec<u8> {
+        self.without_added_space(self.bytes_of(ids))
+    }
+
+    /// `text` without the space that the tokenizer puts before it.
+    pub fn without_added_space(&self, mut text: Vec<u8>) -> Vec<u8> {
+        if self.adds_space && text.first() == Some(&b' ') {
+            text.remove(0);
+        }
+        text
     }
 
     /// The bytes of each token, in order of ids.

@@ -237,6 +237,10 @@ impl Encoder for WorldTokenizer {
         Ok(Some(Encoded { ids, before: &self.begin, after: &[] }))
     }
 
+    fn more(&self) -> &dyn Encoder {
+        self
+    }
+
     fn special(&self, id: u32) -> Option<&str> {
         let added = self.added.iter().find(|added| added.id == id && added.special)?;
         Some(&added.text)

@@ -5,6 +5,7 @@ pub(crate) mod fake;
 pub(crate) mod fuzz;
 pub(crate) mod models;
 pub(crate) mod parrot;
+pub(crate) mod pieces;
 pub(crate) mod random;
 pub(crate) mod responses;
 pub(crate) mod runs;

@@ -215,7 +215,7 @@ pub(in crate::api) async fn detokenize(
         let ids = wire.tokens.ok_or_else(|| ApiError::invalid(Some("tokens"), "tokens must be given"))?;
         bounded(ids.len(), "tokens", served)?;
         check_ids(&ids, "tokens", served)?;
-        let bytes: Vec<u8> = ids.iter().flat_map(|id| served.tokenizer.piece(*id)).copied().collect();
+        let bytes = served.tokenizer.pieces(&ids);
         let text = &String::from_utf8_lossy(&bytes);
         Ok((to_json(&Detokenized { content: text, prompt: text }), ignored))
     })

@@ -157,7 +157,10 @@ impl Input {
     ) -> Result<Vec<u32>, ApiError> {
         match self {
             Self::Text(text) if add_special_tokens => encode_text(&text, param, served, base),
-            Self::Text(text) => encode(&text, Around::Nothing, param, served),
+            Self::Text(text) => {
+                let continues = base.is_some_and(|base| base.tokens() > 0) && !served.reads_sources();
+                encode(&text, if continues { Around::More } else { Around::Nothing }, param, served)
+            }
             Self::Ids(ids) => Ok(ids),
             Self::Mixed(pieces) => {
                 let mut ids = Vec::new();
@@ -169,7 +172,7 @@ impl Input {
                         Piece::Text(text) if at == 0 => {
                             ids.extend(encode(&text, Around::Begin, param, served)?);
                         }
-                        Piece::Text(text) => ids.extend(encode(&text, Around::Nothing, param, served)?),
+                        Piece::Text(text) => ids.extend(encode(&text, Around::More, param, served)?),
                     }
                 }
                 Ok(ids)
@@ -188,7 +191,7 @@ pub(in crate::api) fn encode_text(
 ) -> Result<Vec<u32>, ApiError> {
     match base {
         Some(_) if served.reads_sources() && text.is_empty() => Ok(Vec::new()),
-        Some(base) if base.tokens() > 0 && !served.reads_sources() => encode(text, Around::Nothing, param, served),
+        Some(base) if base.tokens() > 0 && !served.reads_sources() => encode(text, Around::More, param, served),
         _ => encode(text, Around::Both, param, served),
     }
 }
@@ -215,7 +218,7 @@ fn encode_messages(
     }
     let text = chat_template(served, param)?.render_more_with(messages, conversation.input(tools), after(base));
     let text = text.map_err(|error| ApiError::invalid(Some(param), format!("{param}: {error}")))?;
-    encode(&(text + conversation.prefill()), Around::Nothing, param, served)
+    encode(&(text + conversation.prefill()), Around::More, param, served)
 }
 
 /// The ids of messages that no answer follows, at the start of a conversation or after `base`.
@@ -231,7 +234,7 @@ pub(in crate::api) fn encode_closed_messages(
     let text =
         if begins { template.render_closed(messages) } else { template.render_more_closed(messages, after(base)) };
     let text = text.map_err(|error| ApiError::invalid(Some(param), format!("{param}: {error}")))?;
-    encode(&text, if begins { Around::Begin } else { Around::Nothing }, param, served)
+    encode(&text, if begins { Around::Begin } else { Around::More }, param, served)
 }
 
 fn after(base: &Snapshot) -> After {

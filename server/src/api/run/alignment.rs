@@ -20,8 +20,9 @@ pub(in crate::api) struct Carried {
     pub(in crate::api) offset: usize,
     /// Text that the turn before held back.
     pub(in crate::api) held: String,
-    /// The beginning of a character that the conversation or the prompt left incomplete.
-    pub(in crate::api) bytes: Vec<u8>,
+    /// What turns its tokens into characters. It may have the beginning of one that the conversation or the prompt left
+    /// incomplete.
+    pub(in crate::api) detokenizer: Detokenizer,
 }
 
 /// What the texts of each prompt begin with.
@@ -30,7 +31,8 @@ pub(in crate::api) fn carried(request: &ValidRequest) -> impl Iterator<Item = Ca
         // No character of a translation begins in its source.
         let source = request.served.reads_sources() && !prompt.is_empty();
         if source {
-            Carried::default()
+            let detokenizer = request.served.tokenizer.vocabulary().detokenizer();
+            Carried { detokenizer, ..Carried::default() }
         } else {
             Carried::new(prompt, request.base.as_deref(), &request.served.tokenizer)
         }
@@ -42,10 +44,12 @@ impl Carried {
     fn new(prompt: &[u32], base: Option<&Snapshot>, tokenizer: &Tokenizer) -> Self {
         let answer = base.and_then(|base| base.answer.as_ref());
         if let Some(answer) = answer.filter(|answer| answer.open && prompt.is_empty()) {
-            return Self { held: answer.held.clone(), bytes: answer.bytes.clone(), ..Self::default() };
+            let detokenizer = Detokenizer::resume(&answer.bytes);
+            return Self { held: answer.held.clone(), detokenizer, ..Self::default() };
         }
         let last = last_tokens(base.map_or(&[], |base| &base.pending), prompt);
-        Self { bytes: tokenizer.vocabulary().unfinished(&last), ..Self::default() }
+        let cut = base.is_some_and(|base| base.tokens() > 0) || last.len() < prompt.len();
+        Self { detokenizer: tokenizer.vocabulary().detokenizer_after(&last, cut), ..Self::default() }
     }
 }
 
@@ -77,7 +81,7 @@ impl TokenAligner {
     pub(in crate::api) fn new(tokenizer: Arc<Tokenizer>, carried: &Carried) -> Self {
         Self {
             tokenizer,
-            detokenizer: Detokenizer::resume(&carried.bytes),
+            detokenizer: carried.detokenizer.clone(),
             bytes: carried.held.len(),
             offset: carried.offset + carried.held.chars().count(),
             sent: 0,

@@ -154,7 +154,11 @@ fn about_either(error: StoreError, from: &VersionId) -> ApiError {
 fn compare(parted: &PartedTexts, vocabulary: &Vocabulary) -> Result<(u64, Vec<TextChange>), ApiError> {
     let PartedTexts { start, ends: [one, other] } = parted;
     let cut = first_difference([one, other], *start == 0, vocabulary);
-    let [old, new] = [one, other].map(|tokens| decode(&vocabulary.bytes_of(&tokens[cut..])));
+    let text = |tokens: &[u32]| {
+        let whole = *start == 0 && vocabulary.is_beginning(&tokens[..cut]);
+        decode(&if whole { vocabulary.whole_text(&tokens[cut..]) } else { vocabulary.bytes_of(&tokens[cut..]) })
+    };
+    let [old, new] = [one, other].map(|tokens| text(tokens));
     let too_different = |error: TooDifferent| {
         let message = format!("from and to must be versions whose texts have {error}");
         ApiError::request(StatusCode::BAD_REQUEST, Some("from"), Some("diff_too_long"), message)

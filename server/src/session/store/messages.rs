@@ -162,7 +162,13 @@ impl Reader {
                     // The answer shows a character whole that the text before it has begun.
                     bytes = self.vocabulary.unfinished(part(from.saturating_sub(BEFORE), from));
                 }
-                bytes.extend(self.vocabulary.bytes_of(part(from, to)));
+                let begins = row.kept == 0 && self.vocabulary.is_beginning(part(0, from));
+                let tokens = part(from, to);
+                bytes.extend(if begins {
+                    self.vocabulary.whole_text(tokens)
+                } else {
+                    self.vocabulary.bytes_of(tokens)
+                });
                 let at = |position: u64| row.kept.saturating_add(position).min(end);
                 Piece { content: Some(bytes), tokens: Some(at(from)..at(to)) }
             }

@@ -39,6 +39,7 @@ mod refusals;
 mod response_tools;
 mod responses;
 mod rwkv7;
+mod sentence_pieces;
 mod sessions;
 mod slot_turns;
 mod slots;

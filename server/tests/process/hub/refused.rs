@@ -133,6 +133,46 @@ fn a_model_that_cannot_be_served_is_refused_before_its_weights_are_asked_for() {
     assert!(error.ends_with("name one of the files with ORG/NAME:FILE: q/x.gguf, y.gguf"), "{error}");
 }
 
+/// The tokenizer of the pinned checkpoint with another part.
+fn tokenizer_with(part: &str, value: Value) -> Vec<u8> {
+    let mut json: Value = serde_json::from_slice(&Files::tiny().0["tokenizer.json"]).unwrap();
+    json[part] = value;
+    json.to_string().into_bytes()
+}
+
+#[test]
+fn a_tokenizer_that_cannot_be_served_is_refused_before_the_weights_are_asked_for() {
+    let other = tokenizer_with("decoder", json!({"type": "WordPiece", "prefix": "##", "cleanup": true}));
+    let small = text(&Files::tiny().0["config.json"]).replace(r#""vocab_size": 300"#, r#""vocab_size": 100"#);
+    for (files, words) in [
+        (
+            Files::tiny().with("tokenizer.json", other.clone()),
+            "tokenizer.json: decoder must be ByteLevel, Metaspace, or",
+        ),
+        (Files::tiny().with("tokenizer.json", "{"), "tokenizer.json: "),
+        (
+            Files::tiny().with("config.json", small),
+            "tokenizer.json: token ids must be below the model's vocab_size (100)",
+        ),
+        (Files::tiny().with("tokenizer_config.json", r#"{"chat_template": "{% if"}"#), "tokenizer_config.json: "),
+        (Files::tiny().with("generation_config.json", r#"{"temperature": -1}"#), "generation_config.json: "),
+    ] {
+        let place = Place::new(Hub::start(files));
+        let error = place.refused("org/tiny", &[]);
+        assert!(error.starts_with(&format!("error: org/tiny: {words}")), "{error}");
+        assert!(place.hub.asked_for(WEIGHTS).is_empty(), "{:?}", place.hub.asked());
+    }
+
+    // A model that another program has downloaded is listed with the same reason.
+    let place = Place::new(Hub::start(Files::tiny()));
+    let path = place.pulled("org/tiny").join("tokenizer.json");
+    std::fs::remove_file(&path).unwrap();
+    std::fs::write(&path, other).unwrap();
+    let table = text(&place.command().arg("models").output().unwrap().stdout);
+    let line = table.lines().find(|line| line.starts_with("org/tiny")).unwrap_or_else(|| panic!("{table}"));
+    assert!(line.contains("  no: tokenizer.json: decoder must be ByteLevel"), "{table}");
+}
+
 #[test]
 fn a_refusal_says_what_to_do() {
     for (status, code, variables, words) in [

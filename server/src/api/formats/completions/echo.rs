@@ -3,7 +3,7 @@
 use crate::api::formats::openai::logprobs::{CompletionLogprobs, TokenNames};
 use crate::api::request::ValidRequest;
 use crate::engine::TokenLogprobs;
-use crate::text::{Detokenizer, Tokenizer};
+use crate::text::Tokenizer;
 
 /// A prompt that is echoed.
 #[derive(Clone, Debug)]
@@ -40,7 +40,7 @@ impl Echo {
         let mut lists = CompletionLogprobs::new(names);
         // The bytes and the characters of the text before the token.
         let (mut place, mut offset) = (0, 0);
-        let mut detokenizer = Detokenizer::new();
+        let mut detokenizer = tokenizer.vocabulary().detokenizer();
         for (token, logprobs) in self.ids.iter().zip(logprobs) {
             lists.push(*token, logprobs.clone(), offset);
             let mut characters = String::new();
@@ -59,7 +59,7 @@ impl Echo {
 }
 
 fn decoded(ids: &[u32], tokenizer: &Tokenizer, follows: bool) -> String {
-    let (mut detokenizer, mut text) = (Detokenizer::new(), String::new());
+    let (mut detokenizer, mut text) = (tokenizer.vocabulary().detokenizer(), String::new());
     for id in ids {
         detokenizer.push(tokenizer.vocabulary().bytes(*id), &mut text);
     }

@@ -66,7 +66,7 @@ impl Biases {
         for (target, bias) in pairs {
             let ids = match target {
                 Target::Id(id) => vec![id],
-                Target::Text(text) => encode(&text, Around::Nothing, "logit_bias", served)?,
+                Target::Text(text) => encode(&text, Around::More, "logit_bias", served)?,
             };
             if let Bias::Added(bias) = bias
                 && !(NEVER..=-NEVER).contains(&bias)

@@ -219,7 +219,7 @@ impl LlamaEncoder {
             tokens_predicted: 0,
             tokens_evaluated: ids.len(),
             generation_settings: settings.clone(),
-            prompt: lossy(ids.iter().flat_map(|id| tokenizer.piece(*id)).copied().collect()),
+            prompt: lossy(tokenizer.pieces(ids)),
             has_new_line: false,
             // The context has no bound.
             truncated: false,
