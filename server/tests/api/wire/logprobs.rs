@@ -9,7 +9,7 @@ use crate::common::{post, send, shipped, text, with};
 
 fn asking(more: Value) -> Value {
     let body = json!({"prompt": "Once upon a time", "max_tokens": 20, "temperature": 0, "ignore_eos": true,
-        "return_token_ids": true});
+        "return_token_ids": true, "repetition_penalty": 1});
     with(body, more)
 }
 
@@ -118,6 +118,7 @@ async fn tokens_that_are_not_whole_characters_are_returned_as_bytes() {
 async fn chat_has_its_own_format_without_the_end_token() {
     let state = shipped();
     let body = json!({"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 12, "temperature": 0,
+        "repetition_penalty": 1,
         "logprobs": true, "top_logprobs": 2, "ignore_eos": true});
     let (status, answer) = chat(&state, body.clone()).await;
     assert_eq!(status, StatusCode::OK, "{answer}");
