@@ -111,7 +111,9 @@ mod tests {
             [(&["", " a", " b"][..], "a b"), (&["  a"], " a"), (&["a", " b"], "a b"), (&[" ", " "], " ")]
         {
             let (mut detokenizer, mut out) = (Detokenizer::without_space(), String::new());
-            pieces.iter().for_each(|piece| detokenizer.push(piece.as_bytes(), &mut out));
+            for piece in pieces {
+                detokenizer.push(piece.as_bytes(), &mut out);
+            }
             assert_eq!(out, text, "{pieces:?}");
         }
     }

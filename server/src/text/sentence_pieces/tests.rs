@@ -113,7 +113,7 @@ fn a_text_in_two_turns_has_the_tokens_of_the_whole() {
         for parts in
             [["the river", " and the fox"], ["Hello [INST] the[/INST]", "</s>[INST] a fox[/INST]"], ["123\n\n", "the"]]
         {
-            let two = parts.map(|part| part.to_owned());
+            let two = parts.map(str::to_owned);
             let [first, second] = [tokenizer.encode(&two[0]).unwrap(), tokenizer.encode_more(&two[1]).unwrap()];
             assert_eq!([first, second].concat(), tokenizer.encode(&two.concat()).unwrap(), "{space:?} {parts:?}");
         }
