@@ -100,7 +100,7 @@ mod tests {
         "torchscript": false, "transformers_version": "4.46.3", "typical_p": 1.0, "use_bfloat16": false,
         "_attn_implementation_autoset": true, "use_cache": true}"#;
 
-    fn with(keys: Value) -> Map<String, Value> {
+    fn with(keys: &Value) -> Map<String, Value> {
         let mut written: Map<String, Value> = serde_json::from_str(WRITTEN).unwrap();
         written.extend(keys.as_object().unwrap().clone());
         written
@@ -120,8 +120,8 @@ mod tests {
                 .extend([("architectures".to_owned(), json!(["X"])), ("tie_word_embeddings".to_owned(), json!(false))]);
             plain.extend(keys.as_object().unwrap().clone());
             let read = |keys: Map<String, Value>| DecoderConfig::from_json(&Value::Object(keys).to_string());
-            assert_eq!(read(with(keys.clone())).unwrap(), read(plain).unwrap());
-            let mut misspelt = with(keys);
+            assert_eq!(read(with(&keys)).unwrap(), read(plain).unwrap());
+            let mut misspelt = with(&keys);
             misspelt.insert("pruned_head".into(), json!({}));
             assert!(read(misspelt).unwrap_err().to_string().contains("unknown field `pruned_head`"));
         }

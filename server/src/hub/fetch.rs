@@ -42,8 +42,9 @@ pub(crate) fn fetch(name: &HubName, elsewhere: Option<&Vocabulary>, settings: &S
     let Some(elsewhere) = elsewhere.filter(|_| path.is_file() && !is_gguf(&path.to_string_lossy())) else {
         return Ok(Fetched { path, vocabulary: None });
     };
-    // The vocabulary of a model is in its folder, or in one above.
-    let mut folders = path.ancestors().take_while(|path| path.starts_with(repo.folder()));
+    // The vocabulary of a model is in its folder, or in one above, up to its commit's.
+    let snapshots = repo.folder().join("snapshots");
+    let mut folders = path.ancestors().take_while(|path| path.starts_with(&snapshots) && *path != snapshots);
     let own = folders.find_map(|path| vocabulary_of_file(path, None));
     let vocabulary = own.map_or_else(|| elsewhere.find(&name.to_string(), settings), Ok)?;
     Ok(Fetched { path, vocabulary: Some(vocabulary) })

@@ -68,9 +68,9 @@ fn chosen<'a>(files: &'a [String], name: &HubName) -> Option<&'a str> {
     }
 }
 
-/// The file in the cache: of the commit that is noted, or else of any, unless a commit is named.
+/// The file in the cache: of the commit that is noted, or else of any, unless a revision is named.
 fn cached(repo: &Repo, name: &HubName) -> Option<PathBuf> {
-    let others = if name.commit().is_some() { Vec::new() } else { repo.commits() };
+    let others = if name.revision.is_some() { Vec::new() } else { repo.commits() };
     repo.commit(name.revision()).into_iter().chain(others).find_map(|commit| {
         let snapshot = repo.snapshot(&commit);
         chosen(&files(&snapshot), name).map(|file| snapshot.join(file))

@@ -22,7 +22,7 @@ impl Tokenizer {
     }
 
     /// The bytes of tokens from the beginning of a text, with the texts of special tokens. A space that the tokenizer puts before
-    /// a text is not shown; one that follows a special token is, so that the tokenizer gives the same tokens again.
+    /// a text is not shown; one that follows a special token is, as the library shows it.
     pub fn pieces(&self, ids: &[u32]) -> Vec<u8> {
         let bytes = ids.iter().flat_map(|id| self.piece(*id)).copied().collect();
         let is_text = ids.first().is_some_and(|id| self.special(*id).is_none());

@@ -11,6 +11,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use serde_json::{Value, json};
+use tokenizers::Encoding;
 use tokenizers::models::ModelWrapper;
 
 use super::error::TextError;
@@ -158,10 +159,14 @@ pub(super) fn pieces<'a>(text: &'a str, target: usize, cuts: &Cuts) -> Vec<&'a s
 
 /// The ids of `text`; with `special`, those of the special tokens around it too.
 pub(super) fn ids(tokenizer: &tokenizers::Tokenizer, text: &str, special: bool) -> Result<Vec<u32>, TextError> {
-    // What a file asks of the library may be wrong only where a text is encoded.
-    let encoded = catch_unwind(AssertUnwindSafe(|| tokenizer.encode_fast(text, special)));
+    Ok(caught(|| tokenizer.encode_fast(text, special))?.get_ids().to_vec())
+}
+
+/// What `encode` gives. A panic of the library is an error: what a file asks of it may be wrong only where a text is encoded.
+pub(super) fn caught(encode: impl FnOnce() -> tokenizers::Result<Encoding>) -> Result<Encoding, TextError> {
+    let encoded = catch_unwind(AssertUnwindSafe(encode));
     let encoded = encoded.map_err(|_| TextError::Encode("the library tokenizers panicked".into()))?;
-    Ok(encoded.map_err(|error| TextError::Encode(error.to_string()))?.get_ids().to_vec())
+    encoded.map_err(|error| TextError::Encode(error.to_string()))
 }
 
 #[cfg(test)]

@@ -21,7 +21,8 @@ pub(super) fn recommended(metadata: &Metadata) -> Result<GenerationDefaults, Met
         found => found?,
     };
     Ok(GenerationDefaults {
-        temperature: number("temp")?,
+        // To llama.cpp, the likeliest token is meant below 0 as well.
+        temperature: number("temp")?.map(|temperature| temperature.max(0.0)),
         top_p: number("top_p")?,
         top_k: top_k.map(|top_k| usize::try_from(top_k).unwrap_or(usize::MAX)),
         min_p: number("min_p")?,

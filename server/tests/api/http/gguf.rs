@@ -101,6 +101,8 @@ async fn the_sampling_that_a_file_recommends_is_the_default() {
     assert_eq!(defaults(of).await, [0.5, 0.25, 20.0, 0.0, 1.5]);
     let all = served(&path(&folder, &recommended.clone().with(&key("top_k"), Value::I32(-1)))).await;
     assert_eq!(defaults(all).await[2], 0.0);
+    let likeliest = served(&path(&folder, &recommended.with(&key("temp"), Value::F32(-1.0)))).await;
+    assert_eq!(defaults(likeliest).await[0], 0.0);
     for (name, value, words) in [
         ("temp", text("warm"), "general.sampling.temp must be a finite float, found a text"),
         ("top_p", Value::F32(7.0), "top_p must be"),

@@ -133,7 +133,7 @@ fn what_cannot_be_meant_or_served_is_refused() {
     assert!(error.ends_with("name one of the files with ORG/NAME:FILE: a.pth, q/b.pth"), "{error}");
     assert!(place.refused("org/tiny:README.md", &[]).contains("README.md is not a GGUF file, and not RWKV-7 as .pth"));
 
-    let earlier = [&b"PK\x03\x04"[..], &[0; 26], b"x/data.pkl", b"blocks.0.att.time_decay", &[7; 100_000]].concat();
+    let earlier = [&b"PK\x03\x04"[..], &[0; 26], b"x/data.pkl", b"blocks.0.att.time_decay", &vec![7; 100_000]].concat();
     let place = Place::new(beside(Files::default().with("x.pth", earlier), Files::vocabulary()));
     let error = place.refused("org/tiny", &[]);
     assert!(error.contains("x.pth is RWKV of a version before 7"), "{error}");
