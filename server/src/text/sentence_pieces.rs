@@ -15,22 +15,11 @@ use tokenizers::pre_tokenizers::metaspace::PrependScheme;
 /// What stands for a space.
 pub(super) const SPACE: char = '\u{2581}';
 
-/// Where a tokenizer puts a space besides the beginning of a text.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Spaced {
-    /// Nowhere.
-    Not,
-    /// After added tokens that are found before the text is normalized: the normalizer puts it there.
-    AfterSpecial,
-    /// After all added tokens: the pre-tokenizer puts it there.
-    AfterAdded,
-}
-
 /// A tokenizer for texts that continue others.
 pub(super) struct Continuing {
     pub(super) tokenizer: Tokenizer,
-    /// Before what the tokenizer puts a space besides a text.
-    pub(super) after: Spaced,
+    /// Whether the tokenizer puts a space also at the beginning of what follows a special token.
+    pub(super) after_special: bool,
 }
 
 /// Refuses a tokenizer with a part that is not known, and one without a token for some text.
@@ -116,14 +105,7 @@ pub(super) fn continuing(tokenizer: &Tokenizer) -> Result<Option<Continuing>, St
         metaspace.set_prepend_scheme(PrependScheme::Never);
         tokenizer.with_pre_tokenizer(Some(metaspace));
     }
-    let after = if scheme == PrependScheme::Always {
-        Spaced::AfterAdded
-    } else if prepends {
-        Spaced::AfterSpecial
-    } else {
-        Spaced::Not
-    };
-    Ok(Some(Continuing { tokenizer, after }))
+    Ok(Some(Continuing { tokenizer, after_special: prepends || scheme == PrependScheme::Always }))
 }
 
 /// Whether no token but an added one has a space after another character: then nothing is merged across such a place.

@@ -87,7 +87,9 @@ impl Splitter {
         let not_after = added.values().filter_map(|token| token.content.chars().last()).collect();
         // What stands for a space may be in the text itself, and has three bytes there.
         let longest = Some(longest * sentence_pieces::SPACE.len_utf8());
-        sentence_pieces::is_apart(tokenizer).then(|| Self::with(tokenizer, Cuts::Spaces { not_after }, longest))?
+        // A space before an added token that is found in the normalized text is read otherwise at the beginning of a piece.
+        let apart = sentence_pieces::is_apart(tokenizer) && !added.values().any(|token| token.normalized);
+        apart.then(|| Self::with(tokenizer, Cuts::Spaces { not_after }, longest))?
     }
 
     fn with(tokenizer: &tokenizers::Tokenizer, cuts: Cuts, longest: Option<usize>) -> Option<Self> {

@@ -9,7 +9,7 @@ use tokenizers::decoders::DecoderWrapper;
 
 use super::encoder::{Encoded, Encoder, Pace};
 use super::error::TextError;
-use super::sentence_pieces::{self, Continuing, Spaced};
+use super::sentence_pieces::{self, Continuing};
 use super::split::{Splitter, caught, ids, pieces};
 use super::vocabulary::{Vocabulary, byte_of};
 
@@ -27,7 +27,7 @@ pub(super) struct TokenizerJson {
     /// The tokenizer for texts that continue others, if it differs.
     more: Option<Box<Self>>,
     /// For texts that continue others what encodes the rest of a text from its first special token on, if it differs.
-    after_special: Option<(Arc<Both>, Spaced)>,
+    after_special: Option<Arc<Both>>,
 }
 
 /// A tokenizer of the library.
@@ -83,8 +83,8 @@ impl TokenizerJson {
         let splitter = Splitter::of_sentence_pieces(&inner, longest(&vocabulary));
         let continuing = sentence_pieces::continuing(&inner)?;
         let both = Both::new(inner);
-        let more = continuing.map(|Continuing { tokenizer, after }| {
-            let after_special = (after != Spaced::Not).then(|| (Arc::clone(&both), after));
+        let more = continuing.map(|Continuing { tokenizer, after_special }| {
+            let after_special = after_special.then(|| Arc::clone(&both));
             Box::new(Self { both: Both::new(tokenizer), splitter: splitter.clone(), more: None, after_special })
         });
         if more.is_some() {
@@ -100,11 +100,11 @@ impl TokenizerJson {
     /// The ids of `text`; with `whole`, those of the special tokens around it too.
     fn ids(&self, text: &str, whole: bool, plain: bool) -> Result<Vec<u32>, TextError> {
         let tokenizer = self.both.tokenizer(plain);
-        let Some((both, spaced)) = &self.after_special else { return ids(tokenizer, text, whole) };
+        let Some(both) = &self.after_special else { return ids(tokenizer, text, whole) };
         let encoding = caught(|| tokenizer.encode(text, whole))?;
         let added = tokenizer.get_added_vocabulary().get_added_tokens_decoder();
-        // Those that are found in the normalized text divide it after the normalizer has put its spaces.
-        let divides = |id: &u32| added.get(id).is_some_and(|token| *spaced == Spaced::AfterAdded || !token.normalized);
+        // Those that are not found in the normalized text divide it before a space is put anywhere.
+        let divides = |id: &u32| added.get(id).is_some_and(|token| !token.normalized);
         let all = encoding.get_ids();
         let Some(first) = all.iter().position(divides) else { return Ok(all.to_vec()) };
         let (start, _) = encoding.get_offsets()[first];

@@ -20,9 +20,6 @@ pub(crate) const SPACES: [Space; 4] = [Space::First, Space::Always, Space::Never
 /// Special tokens, from id 0 on.
 pub(crate) const SPECIAL: [&str; 5] = ["<unk>", "<s>", "</s>", "[INST]", "[/INST]"];
 
-/// An added token that is not special.
-pub(crate) const TOOL: &str = "<tool>";
-
 /// What is merged into one token.
 const WORDS: [&str; 14] = [
     "\u{2581}the",
@@ -63,17 +60,12 @@ pub(crate) fn tokenizer(space: Space) -> Value {
         });
     }
     assert!(tokens.len() <= VOCABULARY, "{}", tokens.len());
-    let tool = tokens.len();
     let vocab: serde_json::Map<String, Value> =
         tokens.into_iter().zip(0..).map(|(token, id)| (token, json!(id))).collect();
     let added = SPECIAL.iter().zip(0..).map(|(content, id)| {
         json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
             "normalized": false, "special": true})
     });
-    // Found in the normalized text.
-    let tool = json!({"id": tool, "content": TOOL, "single_word": false, "lstrip": false, "rstrip": false, "normalized": true,
-        "special": false});
-    let added = added.chain([tool]);
     let replace = json!({"type": "Replace", "pattern": {"String": " "}, "content": "\u{2581}"});
     let metaspace = |scheme: &str| json!({"type": "Metaspace", "replacement": "\u{2581}", "prepend_scheme": scheme, "split": false});
     let (normalizer, pre_tokenizer) = match space {

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::text::encoder::Pace;
 use crate::text::{Detokenizer, Tokenizer};
-use pieces::{SPACES, SPECIAL, Space, TOOL, VOCABULARY, tokenizer as described};
+use pieces::{SPACES, SPECIAL, Space, VOCABULARY, tokenizer as described};
 
 /// The tokenizer, and the library's.
 fn both(space: Space) -> (Tokenizer, tokenizers::Tokenizer) {
@@ -54,7 +54,6 @@ fn texts() -> impl Strategy<Value = String> {
         "</s>",
         "[INST]",
         "[/INST]",
-        TOOL,
         "\":",
         "\0",
     ];
