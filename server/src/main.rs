@@ -147,7 +147,7 @@ fn start_threads(args: &ModelArgs) -> Result<()> {
         let given = Threads::configure(threads);
         ensure!(given, "--threads {threads}: the system allows {}", Threads::global().count());
     }
-    // rayon packs weights; 0 means one thread per core.
+    // rayon packs weights and computes grammar masks beside a step; 0 means one thread per core.
     let threads = args.threads.unwrap_or(0);
     rayon::ThreadPoolBuilder::new().num_threads(threads).build_global().context("cannot start the compute threads")
 }

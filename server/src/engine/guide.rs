@@ -1,4 +1,4 @@
-//! Holds one text to its grammar. The mask of the next token is computed before the model's step, or while a GPU makes it.
+//! Holds one text to its grammar. The mask of the next token is computed while the model steps.
 
 use std::sync::Arc;
 
@@ -43,7 +43,8 @@ impl Guide {
         Ok(&self.allowed)
     }
 
-    /// The token that must come next, if the grammar knows it without computing a mask, which takes time.
+    /// The token that must come next, if the grammar knows it without computing a mask: masks take time, and are computed
+    /// during the model's step.
     pub(super) fn next_forced(&self) -> Option<u32> {
         self.constraint.as_ref()?.forced()
     }

@@ -109,7 +109,7 @@ impl<M: LanguageModel> Worker<M> {
             read += 1;
             last = catch_panic(|| {
                 let generation = &mut sequence.generation;
-                // The first mask was computed with the step.
+                // The first mask was computed during the step.
                 let first = read == 1;
                 let choice = if first {
                     generation.sample(logits, &rules.eos)?

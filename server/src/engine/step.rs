@@ -71,7 +71,7 @@ impl Step {
         if model.samples() {
             let mut plan = |rows: Range<usize>, plans: &mut Plans| {
                 if rows.start == 0 {
-                    compute_masks(scheduler.guides(slots));
+                    compute_masks_during(scheduler.guides(slots), || ());
                 }
                 plan_rows(scheduler, &slots[rows.clone()], (plans, &mut choices[rows]), rules);
             };
@@ -79,8 +79,7 @@ impl Step {
         } else {
             sampled.clear();
             sampled.resize(slots.len(), Sampled::Logits);
-            compute_masks(scheduler.guides(slots));
-            model.decode(ids, slots, logits)?;
+            compute_masks_during(scheduler.guides(slots), || model.decode(ids, slots, logits))?;
         }
         self.vocab = model.vocab_size();
         let rows = self.sampled.iter().filter(|sampled| **sampled == Sampled::Logits).count();
@@ -112,8 +111,7 @@ impl Step {
         scheduler: &mut Scheduler,
     ) -> Result<(), ModelError> {
         let Self { slots, ids, logits, .. } = self;
-        compute_masks(scheduler.guides(slots));
-        model.verify(ids, slots, logits)?;
+        compute_masks_during(scheduler.guides(slots), || model.verify(ids, slots, logits))?;
         let (expected, found) = (ids.len() * model.vocab_size(), logits.len());
         if found == expected {
             return Ok(());
@@ -143,8 +141,7 @@ impl Step {
             _ => return Err(ModelError::other("a sequence has nothing to read in a chunk")),
         };
         let read = ids.len();
-        compute_masks(generation.guide.iter_mut());
-        let outcome = model.prefill_logits(ids, slot, logits);
+        let outcome = compute_masks_during(generation.guide.iter_mut(), || model.prefill_logits(ids, slot, logits));
         if matches!(phase, Phase::ReadForced { .. }) {
             unread.pop();
         }
@@ -186,30 +183,28 @@ impl Step {
             let logits = if *sampled == Sampled::Logits { logits.next() } else { None };
             Some(Sampling { sequence: sequence?, sampled: *sampled, logits, choice })
         });
-        let rows = rows.filter(|row| row.choice.is_none() && row.sequence.is_generating());
-        if many { for_each(rows, |row| row.sample(rules)) } else { rows.for_each(|row| row.sample(rules)) }
-    }
-}
-
-/// Does `work` with each item, on the threads that also step.
-fn for_each<T: Send>(mut items: impl Iterator<Item = T>, work: impl Fn(T) + Sync) {
-    loop {
-        // On the stack: a list of items that borrow the rows cannot be reused from step to step.
-        let mut group: [Mutex<Option<T>>; GROUP] = std::array::from_fn(|_| Mutex::new(None));
-        let mut count = 0;
-        for (place, item) in group.iter_mut().zip(items.by_ref()) {
-            *place = Mutex::new(Some(item));
-            count += 1;
+        let mut rows = rows.filter(|row| row.choice.is_none() && row.sequence.is_generating());
+        if !many {
+            return rows.for_each(|row| row.sample(rules));
         }
-        if count == 0 {
-            return;
-        }
-        Threads::global().run(count, &|i| {
-            let item = group[i].lock().unwrap_or_else(PoisonError::into_inner).take();
-            if let Some(item) = item {
-                work(item);
+        loop {
+            // On the stack: a list that borrows the rows cannot be reused from step to step.
+            let mut group: [Mutex<Option<Sampling>>; GROUP] = std::array::from_fn(|_| Mutex::new(None));
+            let mut count = 0;
+            for (place, row) in group.iter_mut().zip(rows.by_ref()) {
+                *place = Mutex::new(Some(row));
+                count += 1;
             }
-        });
+            if count == 0 {
+                return;
+            }
+            Threads::global().run(count, &|i| {
+                let row = group[i].lock().unwrap_or_else(PoisonError::into_inner).take();
+                if let Some(row) = row {
+                    row.sample(rules);
+                }
+            });
+        }
     }
 }
 
@@ -252,9 +247,18 @@ impl Sampling<'_> {
     }
 }
 
-/// Computes the masks of constrained rows: they are for the tokens after those that a step reads, and do not depend on its
-/// results. On the threads that step, and not beside them: where each core has one, a mask's thread would take a core from
-/// the step, which waits for its slowest thread.
-fn compute_masks<'a>(guides: impl Iterator<Item = &'a mut Guide>) {
-    for_each(guides, Guide::compute_mask);
+/// Runs `step`, and computes the masks of its constrained rows at the same time: they are for the tokens after those that
+/// the step reads, and do not depend on its results.
+fn compute_masks_during<'a, T>(guides: impl Iterator<Item = &'a mut Guide>, step: impl FnOnce() -> T) -> T {
+    let mut guides = guides.peekable();
+    if guides.peek().is_none() {
+        return step();
+    }
+    // The step stays on this thread; the pool's threads compute the masks, and help with the step as always.
+    rayon::in_place_scope(|scope| {
+        for guide in guides {
+            scope.spawn(move |_| guide.compute_mask());
+        }
+        step()
+    })
 }
