@@ -145,17 +145,19 @@ pub(crate) fn listed(args: &ServeArgs) -> Result<Vec<Named>> {
 pub(crate) fn sources(models: Vec<Named>) -> Result<Vec<ModelSource>> {
     let source = |Named { name, place }| {
         let Files { path: folder, vocabulary } = place.find()?;
-        Ok(ModelSource { stamp: stamp(&folder), name, folder, vocabulary })
+        Ok(ModelSource { stamp: stamp(&folder, vocabulary.as_deref()), name, folder, vocabulary })
     };
     models.into_iter().map(source).collect()
 }
 
-/// Changes with the names, sizes and times of the files in a folder.
-fn stamp(folder: &Path) -> u64 {
+/// Changes with the names, sizes and times of the files in a folder, or with those of a file and its vocabulary.
+fn stamp(folder: &Path, vocabulary: Option<&Path>) -> u64 {
     if folder.is_file() {
-        let about = std::fs::metadata(folder).ok();
         let mut hasher = DefaultHasher::new();
-        about.map(|about| (about.len(), about.modified().ok())).hash(&mut hasher);
+        for file in [Some(folder), vocabulary].into_iter().flatten() {
+            let about = std::fs::metadata(file).ok();
+            (file, about.map(|about| (about.len(), about.modified().ok()))).hash(&mut hasher);
+        }
         return hasher.finish();
     }
     let entries = folder.read_dir().into_iter().flatten().flatten();
@@ -292,9 +294,14 @@ mod tests {
         }
         let found = several(&["--model", &path("a.gguf"), "--model", &format!("{}=c", path("b.gguf"))]).unwrap();
         assert_eq!(found, [("a".into(), path("a.gguf").into()), ("c".into(), path("b.gguf").into())]);
-        let before = stamp(Path::new(&path("a.gguf")));
-        std::fs::write(path("a.gguf"), "more").unwrap();
-        assert_ne!(stamp(Path::new(&path("a.gguf"))), before);
+        let (model, vocabulary) = (path("a.gguf"), path("vocabulary.txt"));
+        let stamps = || [None, Some(Path::new(&vocabulary))].map(|vocabulary| stamp(Path::new(&model), vocabulary));
+        let [alone, with] = stamps();
+        assert_ne!(alone, with);
+        std::fs::write(&vocabulary, "more").unwrap();
+        assert!(stamps()[0] == alone && stamps()[1] != with);
+        std::fs::write(&model, "more").unwrap();
+        assert_ne!(stamps()[0], alone);
     }
 
     #[test]
@@ -320,9 +327,9 @@ mod tests {
     #[test]
     fn a_folder_that_changes_has_another_stamp() {
         let made = folder(&["a"]);
-        let (path, before) = (made.path().join("a"), stamp(&made.path().join("a")));
-        assert_eq!(stamp(&path), before);
+        let (path, before) = (made.path().join("a"), stamp(&made.path().join("a"), None));
+        assert_eq!(stamp(&path, None), before);
         std::fs::write(path.join("config.json"), "{ }").unwrap();
-        assert_ne!(stamp(&path), before);
+        assert_ne!(stamp(&path, None), before);
     }
 }

@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 
+use serde_json::Value as Json;
 use tidegate_model::DecoderConfig;
 
 /// ggml's number for 32-bit floats.
@@ -264,6 +265,30 @@ pub(crate) fn mamba2(config: &DecoderConfig, tensors: BTreeMap<String, Tensor>, 
     });
     let metadata = metadata.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
     Gguf { metadata, tensors: tensors.collect() }
+}
+
+/// The same with the tokens and merges of a `tokenizer.json`.
+pub(crate) fn mamba2_with(config: &DecoderConfig, tensors: BTreeMap<String, Tensor>, tokenizer: &Json) -> Gguf {
+    let vocab = tokenizer["model"]["vocab"].as_object().unwrap();
+    let mut tokens: BTreeMap<u64, &str> =
+        vocab.iter().map(|(token, id)| (id.as_u64().unwrap(), token.as_str())).collect();
+    let mut types = BTreeMap::new();
+    for token in tokenizer["added_tokens"].as_array().unwrap() {
+        let id = token["id"].as_u64().unwrap();
+        tokens.insert(id, token["content"].as_str().unwrap());
+        types.insert(id, if token["special"] == true { 3 } else { 4 });
+    }
+    assert!(tokens.keys().copied().eq(0..tokens.len() as u64), "a token for every id");
+    let pair = |merge: &Json| format!("{} {}", merge[0].as_str().unwrap(), merge[1].as_str().unwrap()).into_bytes();
+    let merges = tokenizer["model"]["merges"].as_array().unwrap().iter().map(pair).collect();
+    let tokens: Vec<&str> = tokens.into_values().collect();
+    let mut file = mamba2(config, tensors, &tokens).with("tokenizer.ggml.merges", Value::Texts(merges));
+    for (_, value) in &mut file.metadata {
+        if let Value::Words(kinds) = value {
+            types.iter().for_each(|(id, kind)| kinds[*id as usize] = *kind);
+        }
+    }
+    file
 }
 
 /// A token as Python's `repr` writes bytes, without the quotes.

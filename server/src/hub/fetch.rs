@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 
 use tidegate_model::checkpoint::{INDEX, shards};
 use tidegate_server::checkpoint::{self, OpenError};
-use tidegate_server::text::vocabulary_of_file;
 use tracing::{debug, info, warn};
 
 use super::cache::{Repo, files};
@@ -42,12 +41,16 @@ pub(crate) fn fetch(name: &HubName, elsewhere: Option<&Vocabulary>, settings: &S
     let Some(elsewhere) = elsewhere.filter(|_| path.is_file() && !is_gguf(&path.to_string_lossy())) else {
         return Ok(Fetched { path, vocabulary: None });
     };
-    // The vocabulary of a model is in its folder, or in one above, up to its commit's.
-    let snapshots = repo.folder().join("snapshots");
-    let mut folders = path.ancestors().take_while(|path| path.starts_with(&snapshots) && *path != snapshots);
-    let own = folders.find_map(|path| vocabulary_of_file(path, None));
-    let vocabulary = own.map_or_else(|| elsewhere.find(&name.to_string(), settings), Ok)?;
+    let vocabulary = own_vocabulary(&repo, &path).map_or_else(|| elsewhere.find(&name.to_string(), settings), Ok)?;
     Ok(Fetched { path, vocabulary: Some(vocabulary) })
+}
+
+/// The vocabulary that the repository has for the file `model` of a snapshot.
+fn own_vocabulary(repo: &Repo, model: &Path) -> Option<PathBuf> {
+    let snapshots = repo.folder().join("snapshots");
+    let snapshot = model.ancestors().find(|folder| folder.parent() == Some(&snapshots))?;
+    let file = model.strip_prefix(snapshot).ok()?.to_str()?;
+    vocabulary_of(&files(snapshot), file).map(|own| snapshot.join(own))
 }
 
 /// The folder or the file of a model.
@@ -211,16 +214,17 @@ fn folder(listed: &Listed, texts: &[String], weights: Weights) -> Result<PathBuf
     if let Some(reason) = checkpoint::refused_config(&config) {
         return Err(listed.refused(reason));
     }
-    // The other texts are few and short, and may refuse the model too.
     listed.bring(&wanted, Progress::hidden)?;
-    checkpoint::check_text(&snapshot).map_err(|error| listed.refused(reason(&error, &snapshot)))?;
     let parts = match weights {
         Weights::One(file) => vec![file.to_owned()],
         Weights::Listed => shards(&snapshot.join(INDEX)).map_err(|error| listed.refused(error.to_string()))?,
     };
-    for part in &parts {
-        wanted.push(listed.wanted(part, None)?);
+    let weights = parts.iter().map(|part| listed.wanted(part, None)).collect::<Result<Vec<_>, _>>()?;
+    // Other texts may refuse the model too. They take a while to read, so not where there is nothing to download.
+    if !weights.iter().all(|part| listed.has(part)) {
+        checkpoint::check_text(&snapshot).map_err(|error| listed.refused(reason(&error, &snapshot)))?;
     }
+    wanted.extend(weights);
     listed.bring(&wanted, Progress::new)?;
     Ok(snapshot)
 }

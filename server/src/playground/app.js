@@ -20,7 +20,10 @@ const EXAMPLES = [
   "It was late in the autumn, and the rain had not ceased since Sunday.",
 ];
 
-const NUMBERS = ["temperature", "top_p", "top_k", "max_tokens", "repetition_penalty"];
+/** Numbers that may be left to the model, and llama.cpp's names of them. */
+const CHOSEN = { temperature: "temperature", top_p: "top_p", top_k: "top_k", repetition_penalty: "repeat_penalty" };
+
+const NUMBERS = [...Object.keys(CHOSEN), "max_tokens"];
 
 /** Why a run has ended. */
 const ENDINGS = { stop: "Finished", length: "Reached the token limit" };
@@ -49,7 +52,7 @@ class Playground {
     this.offerExamples();
     this.refresh();
     if (matchMedia("(max-width: 46rem)").matches) this.settings.open = false;
-    this.health = new Health((model, template) => this.serve(model, template));
+    this.health = new Health((model, props) => this.serve(model, props));
     this.conversation.follow();
   }
 
@@ -79,9 +82,9 @@ class Playground {
     });
     for (const slide of document.querySelectorAll(".slide")) {
       const number = this.field(slide.dataset.for);
-      if (number.value !== "") slide.value = number.value; // an empty field leaves the choice to the model
+      this.slide(number.id);
       slide.addEventListener("input", () => { number.value = slide.value; this.forgive(); });
-      number.addEventListener("input", () => { slide.value = number.value; });
+      number.addEventListener("input", () => this.slide(number.id));
     }
     this.settings.addEventListener("input", () => this.forgive());
     this.field("copy-curl").addEventListener("click", () => this.copyCode("curl"));
@@ -151,10 +154,22 @@ class Playground {
   }
 
   /** Called whenever the server appears. */
-  serve(model, template) {
+  serve(model, { chat_template: template, default_generation_settings: { params } }) {
     this.modelName = model.id;
     this.field("translates").hidden = !("max_source_tokens" in model);
     this.conversation.offerChat(Boolean(template));
+    // An empty field leaves the choice to the model, and shows it.
+    for (const [name, theirs] of Object.entries(CHOSEN)) {
+      const choice = Number(params[theirs].toFixed(3)); // numbers of 32 bits have more digits
+      this.field(name).placeholder = choice;
+      this.slide(name);
+    }
+  }
+
+  /** Moves a number's slider, if it has one, to what holds. */
+  slide(name) {
+    const slider = document.querySelector(`.slide[data-for=${name}]`);
+    if (slider) slider.value = this.field(name).value || this.field(name).placeholder;
   }
 
   /** The request for what the sheet says; `seed` may be undefined. */

@@ -16,7 +16,7 @@ async function get(path) {
 }
 
 export class Health {
-  /** `onModel` is called with the model and its chat template, or null, whenever the server appears. */
+  /** `onModel` is called with the model and its properties, as llama.cpp's server gives them, whenever the server appears. */
   constructor(onModel) {
     this.line = document.getElementById("model");
     this.onModel = onModel;
@@ -44,9 +44,9 @@ export class Health {
   }
 
   async load() {
-    const [{ data: [model] }, { chat_template: template }] = await Promise.all([get("/v1/models"), get("/tokenizer_info")]);
+    const [{ data: [model] }, props] = await Promise.all([get("/v1/models"), get("/props")]);
     this.model = model;
-    this.onModel(model, template);
+    this.onModel(model, props);
   }
 
   show(failure) {

@@ -21,23 +21,23 @@ const MAX_WHOLE_BYTES: usize = 1 << 20;
 
 /// A tokenizer.
 pub(super) struct TokenizerJson {
-    both: Arc<Both>,
+    library: Arc<Library>,
     /// `None` if a text can only be encoded as a whole.
     splitter: Option<Splitter>,
     /// The tokenizer for texts that continue others, if it differs.
     more: Option<Box<Self>>,
     /// For texts that continue others what encodes the rest of a text from its first special token on, if it differs.
-    after_special: Option<Arc<Both>>,
+    after_special: Option<Arc<Library>>,
 }
 
 /// A tokenizer of the library.
-struct Both {
+struct Library {
     inner: tokenizers::Tokenizer,
     /// The same, but treating the text of special tokens like any other text. Made on first use.
     plain: OnceLock<tokenizers::Tokenizer>,
 }
 
-impl Both {
+impl Library {
     fn new(inner: tokenizers::Tokenizer) -> Arc<Self> {
         Arc::new(Self { inner, plain: OnceLock::new() })
     }
@@ -75,22 +75,22 @@ impl TokenizerJson {
         if matches!(inner.get_decoder(), Some(DecoderWrapper::ByteLevel(_))) {
             let vocabulary = vocabulary(&inner, vocab_size, byte_level, String::into_bytes)?;
             let splitter = Splitter::of(&inner, longest(&vocabulary));
-            return Ok((Self { both: Both::new(inner), splitter, more: None, after_special: None }, vocabulary));
+            return Ok((Self { library: Library::new(inner), splitter, more: None, after_special: None }, vocabulary));
         }
         sentence_pieces::check(&inner)?;
         let bytes = |text: String| sentence_pieces::bytes(&text);
         let mut vocabulary = vocabulary(&inner, vocab_size, bytes, bytes)?;
         let splitter = Splitter::of_sentence_pieces(&inner, longest(&vocabulary));
         let continuing = sentence_pieces::continuing(&inner)?;
-        let both = Both::new(inner);
+        let library = Library::new(inner);
         let more = continuing.map(|Continuing { tokenizer, after_special }| {
-            let after_special = after_special.then(|| Arc::clone(&both));
-            Box::new(Self { both: Both::new(tokenizer), splitter: splitter.clone(), more: None, after_special })
+            let after_special = after_special.then(|| Arc::clone(&library));
+            Box::new(Self { library: Library::new(tokenizer), splitter: splitter.clone(), more: None, after_special })
         });
         if more.is_some() {
             vocabulary = vocabulary.with_added_space();
         }
-        Ok((Self { both, splitter, more, after_special: None }, vocabulary))
+        Ok((Self { library, splitter, more, after_special: None }, vocabulary))
     }
 
     fn more(&self) -> &Self {
@@ -99,8 +99,8 @@ impl TokenizerJson {
 
     /// The ids of `text`; with `whole`, those of the special tokens around it too.
     fn ids(&self, text: &str, whole: bool, plain: bool) -> Result<Vec<u32>, TextError> {
-        let tokenizer = self.both.tokenizer(plain);
-        let Some(both) = &self.after_special else { return ids(tokenizer, text, whole) };
+        let tokenizer = self.library.tokenizer(plain);
+        let Some(library) = &self.after_special else { return ids(tokenizer, text, whole) };
         let encoding = caught(|| tokenizer.encode(text, whole))?;
         let added = tokenizer.get_added_vocabulary().get_added_tokens_decoder();
         // Those that are not found in the normalized text divide it before a space is put anywhere.
@@ -108,12 +108,12 @@ impl TokenizerJson {
         let all = encoding.get_ids();
         let Some(first) = all.iter().position(divides) else { return Ok(all.to_vec()) };
         let (start, _) = encoding.get_offsets()[first];
-        Ok([&all[..first], &ids(both.tokenizer(plain), &text[start..], false)?].concat())
+        Ok([&all[..first], &ids(library.tokenizer(plain), &text[start..], false)?].concat())
     }
 
     /// The special tokens that come before every text, but not those after it.
     pub(super) fn begin(&self) -> Result<Vec<u32>, TextError> {
-        let (bare, mut all) = (ids(&self.both.inner, "a", false)?, ids(&self.both.inner, "a", true)?);
+        let (bare, mut all) = (ids(&self.library.inner, "a", false)?, ids(&self.library.inner, "a", true)?);
         let before = all.windows(bare.len().max(1)).position(|window| window == bare).unwrap_or(0);
         all.truncate(before);
         Ok(all)
@@ -167,16 +167,16 @@ impl Encoder for TokenizerJson {
     }
 
     fn special(&self, id: u32) -> Option<&str> {
-        let added = self.both.inner.get_added_vocabulary().get_added_tokens_decoder().get(&id)?;
+        let added = self.library.inner.get_added_vocabulary().get_added_tokens_decoder().get(&id)?;
         added.special.then_some(added.content.as_str())
     }
 
     fn name(&self, id: u32) -> Option<String> {
-        Some(self.both.inner.id_to_token(id).unwrap_or_default())
+        Some(self.library.inner.id_to_token(id).unwrap_or_default())
     }
 
     fn id(&self, text: &str) -> Option<u32> {
-        self.both.inner.token_to_id(text)
+        self.library.inner.token_to_id(text)
     }
 }
 

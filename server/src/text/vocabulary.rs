@@ -61,9 +61,10 @@ impl Vocabulary {
         ids.iter().flat_map(|id| self.bytes(*id)).copied().collect()
     }
 
-    /// The bytes of a text from its beginning, without the space that the tokenizer puts there.
-    pub fn whole_text(&self, ids: &[u32]) -> Vec<u8> {
-        self.without_added_space(self.bytes_of(ids))
+    /// The bytes of a part of a text. If the text `begins` with it, the space that the tokenizer puts there is left out.
+    pub fn text_of(&self, ids: &[u32], begins: bool) -> Vec<u8> {
+        let bytes = self.bytes_of(ids);
+        if begins { self.without_added_space(bytes) } else { bytes }
     }
 
     /// `text` without the space that the tokenizer puts before it.

@@ -18,7 +18,7 @@ use tidegate_server::checkpoint::{BackendChoice, DeviceChoice, OpenOptions, open
 use super::{ALLOCATOR, alone};
 use crate::common::fuzz;
 use crate::common::random::{WORDS, write_vocabulary};
-use crate::llamacpp::{self, F32, Gguf, Value};
+use crate::llamacpp::{self, F32, Gguf};
 use crate::pth::{self, Floats};
 
 /// Bytes that may be allocated for each byte of the files, and for a model of any size. Memory that was given back counts too.
@@ -115,24 +115,7 @@ fn gguf_of_rwkv7() -> Gguf {
 fn gguf_of_mamba2() -> Gguf {
     let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures-mamba2-llamacpp/tokenizer.json");
     let tokenizer: Json = serde_json::from_slice(&std::fs::read(fixture).unwrap()).unwrap();
-    let mut tokens = vec![String::new(); 280];
-    for (token, id) in tokenizer["model"]["vocab"].as_object().unwrap() {
-        tokens[id.as_u64().unwrap() as usize].clone_from(token);
-    }
-    for token in tokenizer["added_tokens"].as_array().unwrap() {
-        tokens[token["id"].as_u64().unwrap() as usize] = token["content"].as_str().unwrap().into();
-    }
-    let tokens: Vec<&str> = tokens.iter().map(String::as_str).collect();
-    let pair = |merge: &Json| format!("{} {}", merge[0].as_str().unwrap(), merge[1].as_str().unwrap()).into_bytes();
-    let merges = tokenizer["model"]["merges"].as_array().unwrap().iter().map(pair).collect();
-    let mut file = llamacpp::mamba2(&mamba2(), by_name(weights(&mamba2())), &tokens)
-        .with("tokenizer.ggml.merges", Value::Texts(merges));
-    for (_, value) in &mut file.metadata {
-        if let Value::Words(types) = value {
-            (types[0], types[1], types[278], types[279]) = (3, 3, 4, 4);
-        }
-    }
-    file
+    llamacpp::mamba2_with(&mamba2(), by_name(weights(&mamba2())), &tokenizer)
 }
 
 /// A whole GGUF file, and its header, after which the numbers lie where it says.

@@ -205,6 +205,18 @@ pub(crate) fn prompt(text: &str, more: Value) -> Value {
     super::with(json!({"prompt": text, "max_tokens": 8, "temperature": 0, "return_token_ids": true}), more)
 }
 
+/// What a successful request is answered.
+pub(crate) async fn ok(app: &App, path: &str, body: Value) -> Value {
+    let answer = app.post(path, body).await;
+    assert!(answer.status.is_success(), "{path}: {}", answer.text());
+    answer.json()
+}
+
+/// The tokens of the first choice of an answer.
+pub(crate) fn ids(answer: &Value) -> Vec<u64> {
+    answer["choices"][0]["token_ids"].as_array().unwrap().iter().filter_map(Value::as_u64).collect()
+}
+
 /// Creates a session.
 pub(crate) async fn session(app: &App, body: Value) -> Value {
     let answer = app.post("/v1/sessions", body).await;

@@ -155,8 +155,8 @@ fn compare(parted: &PartedTexts, vocabulary: &Vocabulary) -> Result<(u64, Vec<Te
     let PartedTexts { start, ends: [one, other] } = parted;
     let cut = first_difference([one, other], *start == 0, vocabulary);
     let text = |tokens: &[u32]| {
-        let whole = *start == 0 && vocabulary.is_beginning(&tokens[..cut]);
-        decode(&if whole { vocabulary.whole_text(&tokens[cut..]) } else { vocabulary.bytes_of(&tokens[cut..]) })
+        let (before, rest) = tokens.split_at(cut);
+        decode(&vocabulary.text_of(rest, *start == 0 && vocabulary.is_beginning(before)))
     };
     let [old, new] = [one, other].map(|tokens| text(tokens));
     let too_different = |error: TooDifferent| {

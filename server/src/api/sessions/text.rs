@@ -42,8 +42,7 @@ pub(super) async fn text(
     let name = version.to_string();
     let body = run_blocking(&state, size_of_val(part.tokens.as_slice()), move || {
         let TextPart { total, start, end, tokens } = part;
-        let vocabulary = served.tokenizer.vocabulary();
-        let text = decode(&if start == 0 { vocabulary.whole_text(&tokens) } else { vocabulary.bytes_of(&tokens) });
+        let text = decode(&served.tokenizer.vocabulary().text_of(&tokens, start == 0));
         Ok(SessionText { object: TextKind, id: id.to_string(), version: name, start, end, total, text })
     });
     Ok(tagged(StatusCode::OK, version.as_str(), Json(body.await?)))

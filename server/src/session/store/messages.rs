@@ -163,12 +163,7 @@ impl Reader {
                     bytes = self.vocabulary.unfinished(part(from.saturating_sub(BEFORE), from));
                 }
                 let begins = row.kept == 0 && self.vocabulary.is_beginning(part(0, from));
-                let tokens = part(from, to);
-                bytes.extend(if begins {
-                    self.vocabulary.whole_text(tokens)
-                } else {
-                    self.vocabulary.bytes_of(tokens)
-                });
+                bytes.extend(self.vocabulary.text_of(part(from, to), begins));
                 let at = |position: u64| row.kept.saturating_add(position).min(end);
                 Piece { content: Some(bytes), tokens: Some(at(from)..at(to)) }
             }

@@ -74,7 +74,7 @@ fn a_whole_text_has_the_tokens_and_the_text_of_the_library() {
             let bare = ids(false);
             let chat = if bare.first() == Some(&1) { bare.clone() } else { [&[1][..], &bare].concat() };
             prop_assert_eq!(tokenizer.encode_chat(&text).unwrap(), chat);
-            let shown = String::from_utf8(tokenizer.vocabulary().whole_text(&bare)).unwrap();
+            let shown = String::from_utf8(tokenizer.vocabulary().text_of(&bare, true)).unwrap();
             prop_assert_eq!(shown, library.decode(&bare, true).unwrap());
         });
     }
@@ -86,7 +86,7 @@ fn a_text_survives_unless_it_begins_with_the_very_space_that_is_added() {
         let (tokenizer, _) = both(space);
         proptest!(config(500), |(text in "\\PC{0,40}")| {
             prop_assume!(!text.contains('\u{2581}') && !SPECIAL.iter().any(|special| text.contains(special)));
-            let shown = tokenizer.vocabulary().whole_text(&tokenizer.encode(&text).unwrap());
+            let shown = tokenizer.vocabulary().text_of(&tokenizer.encode(&text).unwrap(), true);
             // The pre-tokenizer adds none to a text that has one.
             let kept = if matches!(space, Space::First | Space::Always) { text.strip_prefix(' ').unwrap_or(&text) } else { &text };
             prop_assert_eq!(String::from_utf8(shown).unwrap(), kept);
@@ -137,7 +137,7 @@ fn where_a_space_is_added_is_the_tokenizers_choice() {
             tokens(&tokenizer, &tokenizer.encode("[INST]the").unwrap())[1..]
         );
         let plain = tokenizer.encode_plain("</s>the", false).unwrap();
-        assert_eq!(tokenizer.vocabulary().whole_text(&plain), b"</s>the", "{space:?}");
+        assert_eq!(tokenizer.vocabulary().text_of(&plain, true), b"</s>the", "{space:?}");
         // The name of a byte is a text like any other.
         assert_eq!(tokenizer.vocabulary().bytes_of(&tokenizer.encode_more("<0x41>").unwrap()), b"<0x41>");
     }

@@ -10,7 +10,7 @@ use tidegate_server::session::Location;
 use super::candle;
 use super::mixer_sessions::mamba2;
 use crate::common::random::{written, written_rwkv7};
-use crate::common::sessions::{Answer, App, app_on, prompt, session, state_of};
+use crate::common::sessions::{Answer, App, app_on, ids, ok, prompt, session, state_of};
 use crate::common::{events, with};
 
 const TEXT: &str = "the fox said: how deep is the river?";
@@ -61,16 +61,6 @@ async fn every_feature(model: &Path) {
 /// A sampled request for 8 tokens.
 fn sampled(more: Value) -> Value {
     prompt(TEXT, with(json!({"temperature": 1.0, "ignore_eos": true}), more))
-}
-
-async fn ok(app: &App, path: &str, body: Value) -> Value {
-    let answer = app.post(path, body).await;
-    assert!(answer.status.is_success(), "{path}: {}", answer.text());
-    answer.json()
-}
-
-fn ids(answer: &Value) -> Vec<u64> {
-    answer["choices"][0]["token_ids"].as_array().unwrap().iter().filter_map(Value::as_u64).collect()
 }
 
 fn path(session: &Value) -> String {

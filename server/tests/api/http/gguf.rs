@@ -11,7 +11,7 @@ use tidegate_server::checkpoint::{OpenOptions, model_name, open};
 use tidegate_server::session::Location;
 
 use crate::common::random::{WORDS, written_rwkv7};
-use crate::common::sessions::{App, app_on, prompt, session};
+use crate::common::sessions::{App, app_on, ok, prompt, session};
 use crate::llamacpp::{self, Gguf, Value, text};
 
 /// A folder whose end of a text is that of files, and a file of the same model.
@@ -42,12 +42,6 @@ fn path(folder: &TempDir, file: &Gguf) -> PathBuf {
 
 async fn served(model: &Path) -> App {
     app_on(model, OpenOptions { slots: 4, ..OpenOptions::default() }, Location::Memory).await
-}
-
-async fn ok(app: &App, path: &str, body: serde_json::Value) -> serde_json::Value {
-    let answer = app.post(path, body).await;
-    assert!(answer.status.is_success(), "{path}: {}", answer.text());
-    answer.json()
 }
 
 /// The texts and ids of an answer, which do not depend on the time.

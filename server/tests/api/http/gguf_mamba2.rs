@@ -9,7 +9,7 @@ use tidegate_model::DecoderConfig;
 use tidegate_server::checkpoint::{OpenOptions, open};
 use tidegate_server::session::Location;
 
-use crate::common::sessions::{App, app_on, prompt};
+use crate::common::sessions::{App, app_on, ok, prompt};
 use crate::llamacpp::{self, Gguf, Value, text};
 
 /// `llamacpp.gguf` is what llama.cpp's converter makes of the folder.
@@ -19,12 +19,6 @@ fn fixture() -> PathBuf {
 
 async fn served(model: &Path) -> App {
     app_on(model, OpenOptions { slots: 4, ..OpenOptions::default() }, Location::Memory).await
-}
-
-async fn ok(app: &App, path: &str, body: Json) -> Json {
-    let answer = app.post(path, body).await;
-    assert!(answer.status.is_success(), "{path}: {}", answer.text());
-    answer.json()
 }
 
 #[tokio::test]
@@ -68,24 +62,7 @@ fn written() -> (TempDir, Gguf) {
         (name, llamacpp::Tensor::floats(view.shape(), &numbers))
     });
     let tokenizer: Json = serde_json::from_slice(&std::fs::read(fixture().join("tokenizer.json")).unwrap()).unwrap();
-    let mut tokens = vec![String::new(); 280];
-    for (token, id) in tokenizer["model"]["vocab"].as_object().unwrap() {
-        tokens[id.as_u64().unwrap() as usize].clone_from(token);
-    }
-    for token in tokenizer["added_tokens"].as_array().unwrap() {
-        tokens[token["id"].as_u64().unwrap() as usize] = token["content"].as_str().unwrap().into();
-    }
-    let tokens: Vec<&str> = tokens.iter().map(String::as_str).collect();
-    let pair = |merge: &Json| format!("{} {}", merge[0].as_str().unwrap(), merge[1].as_str().unwrap()).into_bytes();
-    let merges = tokenizer["model"]["merges"].as_array().unwrap().iter().map(pair).collect();
-    let file = llamacpp::mamba2(&config, tensors.collect(), &tokens);
-    let mut file = file.with("tokenizer.ggml.merges", Value::Texts(merges));
-    for (key, value) in &mut file.metadata {
-        if let Value::Words(types) = value {
-            assert_eq!(key, "tokenizer.ggml.token_type");
-            (types[0], types[1], types[278], types[279]) = (3, 3, 4, 4);
-        }
-    }
+    let file = llamacpp::mamba2_with(&config, tensors.collect(), &tokenizer);
     (TempDir::new().unwrap(), file)
 }
 

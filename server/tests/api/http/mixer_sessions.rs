@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use crate::common::random::written;
-use crate::common::sessions::{App, app_on, prompt, session, state_of};
+use crate::common::sessions::{App, app_on, ids, prompt, session, state_of};
 use axum::http::StatusCode;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -17,10 +17,6 @@ async fn turn(app: &App, session: &Value, text: &str) -> (Vec<u64>, Value) {
     let answer = app.post("/v1/completions", body).await;
     assert_eq!(answer.status, StatusCode::OK, "{}", answer.text());
     (ids(&answer.json()), answer.json()["session"].clone())
-}
-
-fn ids(answer: &Value) -> Vec<u64> {
-    answer["choices"][0]["token_ids"].as_array().unwrap().iter().filter_map(Value::as_u64).collect()
 }
 
 /// The keys of Mamba-2, of two heads that have B and C of their own.

@@ -7,7 +7,7 @@ use tidegate_server::checkpoint::OpenOptions;
 use tidegate_server::session::Location;
 
 use crate::common::random::written_rwkv7;
-use crate::common::sessions::{App, app_on, prompt, session, state_of};
+use crate::common::sessions::{App, app_on, ids, ok, prompt, session, state_of};
 use crate::common::with;
 
 const TEXT: &str = "the fox said: how deep is the river?";
@@ -16,16 +16,6 @@ async fn served() -> (App, TempDir) {
     let model = written_rwkv7();
     let options = OpenOptions { slots: 8, ..OpenOptions::default() };
     (app_on(model.path(), options, Location::Memory).await, model)
-}
-
-async fn ok(app: &App, path: &str, body: Value) -> Value {
-    let answer = app.post(path, body).await;
-    assert!(answer.status.is_success(), "{path}: {}", answer.text());
-    answer.json()
-}
-
-fn ids(answer: &Value) -> Vec<u64> {
-    answer["choices"][0]["token_ids"].as_array().unwrap().iter().filter_map(Value::as_u64).collect()
 }
 
 fn path(session: &Value) -> String {

@@ -7,7 +7,7 @@ use tidegate_server::session::Location;
 
 use crate::common::pieces::{SPACES, Space, VOCABULARY, tokenizer};
 use crate::common::random::written_about;
-use crate::common::sessions::{App, app_on, prompt, session};
+use crate::common::sessions::{App, app_on, ok, prompt, session};
 
 const TEMPLATE: &str = "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}\
     {{ '[INST] ' + message['content'] + '[/INST]' }}{% else %}{{ ' ' + message['content'] + eos_token }}{% endif %}{% endfor %}";
@@ -24,12 +24,6 @@ async fn served(space: Space) -> (TempDir, App) {
     write("generation_config.json", json!({"eos_token_id": 2}));
     let app = app_on(folder.path(), OpenOptions { slots: 4, ..OpenOptions::default() }, Location::Memory).await;
     (folder, app)
-}
-
-async fn ok(app: &App, path: &str, body: Value) -> Value {
-    let answer = app.post(path, body).await;
-    assert!(answer.status.is_success(), "{path}: {}", answer.text());
-    answer.json()
 }
 
 async fn tokens(app: &App, content: &str, special: bool) -> Value {

@@ -1,6 +1,6 @@
 //! Sessions over HTTP with the shipped checkpoint: creating, continuing, forking, rewinding, downloading and uploading.
 
-use crate::common::sessions::{App, app, prompt, session, state_of};
+use crate::common::sessions::{App, app, ids, prompt, session, state_of};
 use axum::body::Body;
 use axum::http::{Method, StatusCode};
 use serde_json::{Value, json};
@@ -11,10 +11,6 @@ async fn turn(app: &App, session: &Value, text: &str, more: Value) -> Value {
     let answer = app.post("/v1/completions", body).await;
     assert_eq!(answer.status, StatusCode::OK, "{}", answer.text());
     answer.json()
-}
-
-fn ids(answer: &Value) -> Vec<u64> {
-    answer["choices"][0]["token_ids"].as_array().unwrap().iter().filter_map(Value::as_u64).collect()
 }
 
 #[tokio::test]

@@ -74,6 +74,11 @@ async fn a_request_is_copied_as_code() {
         page.js("Object.defineProperty(navigator, 'clipboard', { configurable: true, value: { writeText: async (text) => { window.copied = text; } } })").await;
         page.fill("prompt", "It's \"late\"\nand").await;
         page.fill("seed", "7").await;
+        // What the model chooses is shown, and not sent.
+        page.until("document.getElementById('temperature').placeholder === '0.7'").await;
+        assert_eq!(page.js("return document.querySelector('[data-for=repetition_penalty]').value").await, json!("1.2"));
+        page.fill("top_p", "0.9").await;
+        page.fill("repetition_penalty", "1.3").await;
         page.click("copy-curl").await;
         page.until("window.copied").await;
         let curl = page.js("return window.copied").await.as_str().unwrap().to_owned();
@@ -81,6 +86,7 @@ async fn a_request_is_copied_as_code() {
         let body = curl.split_once("-d '").expect("a body").1.trim_end_matches('\'').replace("'\\''", "'");
         let body: Value = serde_json::from_str(&body).expect("the body is JSON");
         assert_eq!((&body["prompt"], &body["seed"]), (&json!("It's \"late\"\nand"), &json!(7)));
+        assert_eq!((&body["temperature"], &body["top_k"], &body["top_p"]), (&json!(null), &json!(null), &json!(0.9)));
         // The server takes what was copied.
         let answer = page.ask("POST", "/v1/completions", body).await;
         assert!(answer["choices"][0]["text"].is_string(), "{answer}");
@@ -92,7 +98,7 @@ async fn a_request_is_copied_as_code() {
             format!("client = OpenAI(base_url=\"{}v1\", api_key=\"none\")", page.url),
             "answer = client.completions.create(".to_owned(),
             r#"    prompt="It's \"late\"\nand","#.to_owned(),
-            r#"    extra_body={"top_k": 0},"#.to_owned(),
+            r#"    extra_body={"repetition_penalty": 1.3},"#.to_owned(),
             "print(answer.choices[0].text)".to_owned(),
         ];
         for line in lines {

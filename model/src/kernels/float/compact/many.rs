@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::format::Compact;
-use super::product::{Meet, REGISTERS, Steps, Unpack, lane, parts};
+use super::product::{REGISTERS, Steps, Unpack, Visitor, lane, parts};
 use crate::kernels::float::tile::tiles;
 use crate::kernels::panels::{self, Output, PANEL};
 use crate::kernels::vector::Vector;
@@ -23,9 +23,9 @@ struct Unpacked<'a> {
     start: usize,
 }
 
-impl<V: Unpack> Meet<V> for Unpacked<'_> {
+impl<V: Unpack> Visitor<V> for Unpacked<'_> {
     #[inline(always)]
-    unsafe fn meet(&mut self, column: usize, part: usize, weights: [V; REGISTERS]) {
+    unsafe fn visit(&mut self, column: usize, part: usize, weights: [V; REGISTERS]) {
         for r in 0..REGISTERS {
             let to = (column - self.start) * PANEL + lane::<V>(part, r);
             // SAFETY: the machine has the set of `V`, and the block room for the column, as `unpack` asserts.

@@ -76,14 +76,14 @@ fn next(escapes: &[Escape]) -> usize {
     escapes.first().map_or(usize::MAX, |escape| escape.column as usize)
 }
 
-/// What is done with each column of a panel. A trait, because the compiler may call a closure instead of inlining it, and what is
-/// not inlined has no instruction set: a row of such a tile took 30 times as long.
+/// What visits the columns of a panel. A trait, because the compiler may call a closure instead of inlining it, and vector
+/// instructions outside a function with their set become calls too: four rows took 30 times as long.
 ///
 /// # Safety
 /// As for [`Vector`]: methods are `#[inline(always)]`.
-pub(super) trait Meet<V: Unpack> {
-    /// Meets a part of a column. part: counted from the first that is wanted
-    unsafe fn meet(&mut self, column: usize, part: usize, weights: [V; REGISTERS]);
+pub(super) trait Visitor<V: Unpack> {
+    /// Takes a part of a column. part: counted from the first that is wanted
+    unsafe fn visit(&mut self, column: usize, part: usize, weights: [V; REGISTERS]);
 }
 
 /// The steps of a panel, in their order.
@@ -104,7 +104,7 @@ impl<'a, V: Unpack> Steps<'a, V> {
         Self { w, p, table: unsafe { V::table(&w.table) }, escapes: w.escapes(p) }
     }
 
-    /// Gives `each` some columns, in their order, and `P` parts of each from `part` on. ask: whether the panel is not in the cache
+    /// Shows `visitor` some columns, in their order, and `P` parts of each from `part` on. ask: whether the panel is not in the cache
     ///
     /// # Safety
     /// The machine has the set of `V`; the columns, whole steps, and the parts are the panel's.
@@ -112,7 +112,7 @@ impl<'a, V: Unpack> Steps<'a, V> {
     pub(super) unsafe fn columns<const P: usize>(
         &mut self,
         (columns, part, ask): (Range<usize>, usize, bool),
-        each: &mut impl Meet<V>,
+        visitor: &mut impl Visitor<V>,
     ) {
         let mut first = columns.start;
         while first < columns.end {
@@ -125,7 +125,7 @@ impl<'a, V: Unpack> Steps<'a, V> {
                     for i in 0..P {
                         let pairs = V::pairs(at, self.table, part + i);
                         for c in 0..COLUMNS {
-                            each.meet(first + c, i, V::widened(pairs[c]));
+                            visitor.visit(first + c, i, V::widened(pairs[c]));
                         }
                     }
                 }
@@ -147,7 +147,7 @@ impl<'a, V: Unpack> Steps<'a, V> {
                             for r in 0..REGISTERS {
                                 weights[r] = V::load(stored[r * V::LANES..][..V::LANES].as_ptr());
                             }
-                            each.meet(escape + c, i, weights);
+                            visitor.visit(escape + c, i, weights);
                         }
                     }
                 }
@@ -180,9 +180,9 @@ struct Tile<V, const M: usize, const P: usize> {
     sums: [[[V; REGISTERS]; P]; M],
 }
 
-impl<V: Unpack, const M: usize, const P: usize> Meet<V> for Tile<V, M, P> {
+impl<V: Unpack, const M: usize, const P: usize> Visitor<V> for Tile<V, M, P> {
     #[inline(always)]
-    unsafe fn meet(&mut self, column: usize, part: usize, weights: [V; REGISTERS]) {
+    unsafe fn visit(&mut self, column: usize, part: usize, weights: [V; REGISTERS]) {
         for m in 0..M {
             // SAFETY: the machine has the set of `V`, and the column is inside the rows of x.
             unsafe {
