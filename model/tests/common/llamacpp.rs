@@ -285,7 +285,9 @@ pub(crate) fn mamba2_with(config: &DecoderConfig, tensors: BTreeMap<String, Tens
     let mut file = mamba2(config, tensors, &tokens).with("tokenizer.ggml.merges", Value::Texts(merges));
     for (_, value) in &mut file.metadata {
         if let Value::Words(kinds) = value {
-            types.iter().for_each(|(id, kind)| kinds[*id as usize] = *kind);
+            for (id, kind) in &types {
+                kinds[*id as usize] = *kind;
+            }
         }
     }
     file
