@@ -1,29 +1,67 @@
 //! Drafts: tokens that may follow a text, found without the model, which then reads them all in one step.
 
+use super::draft_model::DraftModel;
+use super::row_drafts::RowDrafts;
+
 /// Proposes tokens. What it proposes changes how many steps a text takes, and never the text.
 pub trait Drafter: Send {
     /// Appends at most `most` tokens that may follow `recent`, the last tokens of a text, to `draft`, which is empty.
     fn draft(&mut self, recent: &[u32], most: usize, draft: &mut Vec<u32>);
 }
 
-/// What proposes drafts, and how many at most for each row of a step.
+/// What proposes drafts.
+#[derive(Default)]
+pub struct Drafters {
+    /// Looks tokens up in the text itself.
+    pub lookup: Option<Box<dyn Drafter>>,
+    /// Proposes tokens where nothing was found.
+    pub model: Option<DraftModel>,
+}
+
+impl Drafters {
+    /// Lookups of what has followed the last tokens of a text when they last occurred in it (prompt lookup), and a draft model if
+    /// there is one: then only long ends of a text are looked up.
+    pub fn with(model: Option<DraftModel>) -> Self {
+        let shortest = if model.is_some() { LONGEST } else { SHORTEST };
+        Self { lookup: Some(Box::new(NgramDrafter { shortest })), model }
+    }
+}
+
+/// Drafters, and how many drafts they may propose for each row of a step.
 pub(super) struct Speculation {
-    pub(super) drafter: Box<dyn Drafter>,
+    pub(super) drafters: Drafters,
     pub(super) most: usize,
+    /// Texts so far.
+    texts: u64,
+}
+
+impl Speculation {
+    pub(super) fn new(drafters: Drafters, most: usize) -> Self {
+        Self { drafters, most, texts: 0 }
+    }
+
+    /// The drafts of another text, whose prompt ends with these tokens.
+    pub(super) fn row(&mut self, prompt: &[u32]) -> RowDrafts {
+        self.texts += 1;
+        RowDrafts::new(self.texts, prompt)
+    }
 }
 
 /// The longest end of a text that is searched for,
 const LONGEST: usize = 4;
-/// and the shortest.
+/// and the shortest, unless a draft model knows better.
 const SHORTEST: usize = 2;
 
-/// Proposes what has followed the last tokens of the text when they last occurred in it (prompt lookup).
-#[derive(Clone, Copy, Debug, Default)]
-pub struct NgramDrafter;
+/// Proposes what has followed the last tokens of the text when they last occurred in it.
+#[derive(Clone, Copy, Debug)]
+struct NgramDrafter {
+    /// Tokens that must have occurred.
+    shortest: usize,
+}
 
 impl Drafter for NgramDrafter {
     fn draft(&mut self, recent: &[u32], most: usize, draft: &mut Vec<u32>) {
-        let Some(after) = continuation(recent) else { return };
+        let Some(after) = continuation(recent, self.shortest) else { return };
         // What overlaps with the end repeats itself.
         for at in 0..most {
             let token = recent.get(after + at).or_else(|| draft.get(after + at - recent.len())).copied();
@@ -32,11 +70,11 @@ impl Drafter for NgramDrafter {
     }
 }
 
-/// Where the text after the last occurrence of the longest known end of `recent` begins.
-fn continuation(recent: &[u32]) -> Option<usize> {
+/// Where the text after the last occurrence of the longest known end of `recent` begins, if it has `shortest` tokens.
+fn continuation(recent: &[u32], shortest: usize) -> Option<usize> {
     let (last, before) = recent.split_last()?;
     let mut found = None;
-    let mut longest = SHORTEST - 1;
+    let mut longest = shortest - 1;
     for (at, token) in before.iter().enumerate().rev() {
         if token == last {
             let ends = recent[..=at].iter().rev().zip(recent.iter().rev());
@@ -58,7 +96,7 @@ mod tests {
 
     fn draft(recent: &[u32], most: usize) -> Vec<u32> {
         let mut draft = Vec::new();
-        NgramDrafter.draft(recent, most, &mut draft);
+        NgramDrafter { shortest: SHORTEST }.draft(recent, most, &mut draft);
         draft
     }
 
@@ -74,6 +112,16 @@ mod tests {
         assert_eq!(draft(&[7, 1, 2, 3, 1, 2, 4, 7, 1, 2], 1), [3]);
         // More than the longest end is not looked at.
         assert_eq!(draft(&[9, 1, 2, 3, 4, 5, 8, 1, 2, 3, 4, 6, 9, 1, 2, 3, 4], 1), [6]);
+    }
+
+    #[test]
+    fn beside_a_draft_model_only_the_longest_end_counts() {
+        let mut draft = Vec::new();
+        let mut sure = NgramDrafter { shortest: LONGEST };
+        sure.draft(&[1, 2, 3, 4, 0, 2, 3, 4], 1, &mut draft);
+        assert_eq!(draft, [0u32; 0]);
+        sure.draft(&[1, 2, 3, 4, 5, 0, 1, 2, 3, 4], 1, &mut draft);
+        assert_eq!(draft, [5]);
     }
 
     #[test]

@@ -9,6 +9,7 @@
 
 mod chunks;
 mod constraint;
+mod draft_model;
 mod drafter;
 mod error;
 mod event;
@@ -44,7 +45,8 @@ mod transfers;
 mod worker;
 
 pub use constraint::{Constraint, ConstraintError, Grammar};
-pub use drafter::{Drafter, NgramDrafter};
+pub use draft_model::{DRAFT_SLOTS, DraftModel};
+pub use drafter::{Drafter, Drafters};
 pub use event::{
     Delta, Event, EventStream, Failure, Finish, FinishReason, Interrupt, StopCause, Timings, TokenLogprobs,
 };

@@ -53,6 +53,8 @@ pub(super) struct CostSource {
     chunks: PassTimes,
     /// Steps by the tokens that they read, with drafts and without.
     with_drafts: PassTimes,
+    /// Passes of a draft model, by rows.
+    draft_model: PassTimes,
     /// Steps without drafts since the last one with some.
     since_drafts: u32,
 }
@@ -84,6 +86,11 @@ impl CostSource {
         self.with_drafts.observe(tokens, time.as_secs_f64());
     }
 
+    /// Notes how long a draft model took for a token of each of `rows`.
+    pub(super) fn proposed(&mut self, rows: usize, time: Duration) {
+        self.draft_model.observe(rows, time.as_secs_f64());
+    }
+
     /// Notes how long a chunk took.
     pub(super) fn read(&mut self, tokens: usize, time: Duration) {
         self.chunks.observe(tokens, time.as_secs_f64());
@@ -95,6 +102,12 @@ impl CostSource {
         let measured = || self.with_drafts.cost().filter(|_| self.with_drafts.known().count() > 1);
         let fixed = self.fixed.map(|costs| costs.step);
         fixed.or_else(measured).unwrap_or(PassCost { base: 1.0, each: 0.0 })
+    }
+
+    /// What a draft model's token costs for each of `rows`; nothing until that has been measured.
+    pub(super) fn of_proposal(&self, rows: usize) -> f64 {
+        let measured = || self.draft_model.cost().filter(|_| self.with_drafts.known().count() > 1);
+        if self.fixed.is_some() || rows == 0 { 0.0 } else { measured().map_or(0.0, |cost| cost.of(rows)) }
     }
 
     /// The costs; `None` as long as no step has been measured. Until a chunk has been, its tokens count as rows.

@@ -6,21 +6,45 @@ pub(super) const RECENT: usize = 2048;
 
 /// The weight of one token in the share of proposals that were right.
 const WEIGHT: f64 = 1.0 / 8.0;
-/// The share before the first token: most texts do not repeat themselves at once; and the least: any may begin to.
+/// The share of a lookup before the first token: most texts do not repeat themselves at once;
 const FIRST: f64 = 0.1;
+/// that of a draft model, which was chosen for the served one;
+const FIRST_OF_MODEL: f64 = 0.5;
+/// and the least of any: texts change.
 const LEAST: f64 = 0.05;
+
+/// The weight of one token without proposals in the return of a draft model's share to the first: without proposals nothing
+/// shows that they would be right again.
+const RETURN: f64 = 1.0 / 1024.0;
+
+/// What proposes drafts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Origin {
+    /// The text itself.
+    #[default]
+    Lookup,
+    /// A draft model.
+    Model,
+}
 
 /// The drafts of one text.
 #[derive(Debug)]
 pub(super) struct RowDrafts {
+    /// Tells the text from others.
+    text: u64,
     recent: Vec<u32>,
+    /// Tokens of the text, those included that are not kept any more.
+    length: u64,
+    origin: Origin,
+    /// Drafts that a step may have for the text: those that are proposed, or as many as a draft model would propose.
+    available: usize,
     /// What may follow.
     proposed: Vec<u32>,
     /// Tokens of it that the text has followed.
     followed: usize,
-    /// The share of proposed tokens that were right, those before them being right, in the last tokens of the text. Also
-    /// proposals that the model has not read count.
-    share: f64,
+    /// By origin, the share of proposed tokens that were right, those before them being right, in the last tokens of the text.
+    /// Also proposals that the model has not read count.
+    shares: [f64; 2],
     /// Drafts that the model has read, and those of them that the text has kept.
     pub(super) counts: DraftCounts,
 }
@@ -36,23 +60,57 @@ pub struct DraftCounts {
 
 impl RowDrafts {
     /// No drafts yet, for an answer to a prompt with these last tokens.
-    pub(super) fn new(prompt: &[u32]) -> Self {
+    pub(super) fn new(text: u64, prompt: &[u32]) -> Self {
         let mut recent = Vec::with_capacity(2 * RECENT);
         recent.extend_from_slice(&prompt[prompt.len().saturating_sub(RECENT)..]);
-        Self { recent, proposed: Vec::new(), followed: 0, share: FIRST, counts: DraftCounts::default() }
+        Self {
+            text,
+            length: recent.len() as u64,
+            recent,
+            origin: Origin::default(),
+            available: 0,
+            proposed: Vec::new(),
+            followed: 0,
+            shares: [FIRST, FIRST_OF_MODEL],
+            counts: DraftCounts::default(),
+        }
+    }
+
+    /// The number that tells the text from others.
+    pub(super) fn text(&self) -> u64 {
+        self.text
+    }
+
+    /// At least [`RECENT`] tokens at the end of the text, if it is as long and known.
+    pub(super) fn recent(&self) -> &[u32] {
+        &self.recent
+    }
+
+    /// The number of tokens of the text.
+    pub(super) fn length(&self) -> u64 {
+        self.length
+    }
+
+    /// What proposes the next drafts.
+    pub(super) fn origin(&self) -> Origin {
+        self.origin
     }
 
     /// Adds a token of the answer.
     pub(super) fn push(&mut self, token: u32) {
         if let Some(proposed) = self.proposed.get(self.followed) {
-            let right = *proposed == token;
-            self.share += (f64::from(u8::from(right)) - self.share) * WEIGHT;
-            self.share = self.share.max(LEAST);
+            let (right, share) = (*proposed == token, &mut self.shares[self.origin as usize]);
+            *share += (f64::from(u8::from(right)) - *share) * WEIGHT;
+            *share = share.max(LEAST);
             self.followed += 1;
             if !right {
                 self.proposed.clear();
             }
+        } else {
+            let share = &mut self.shares[Origin::Model as usize];
+            *share += (FIRST_OF_MODEL - *share).max(0.0) * RETURN;
         }
+        self.length += 1;
         if self.recent.len() == 2 * RECENT {
             self.recent.drain(..RECENT);
         }
@@ -62,6 +120,7 @@ impl RowDrafts {
     /// Removes the last token.
     pub(super) fn take_back(&mut self) {
         self.recent.pop();
+        self.length -= 1;
     }
 
     /// At most [`RECENT`] tokens: the last before the last `pending`.
@@ -70,11 +129,29 @@ impl RowDrafts {
         self.recent[end.saturating_sub(RECENT)..end].to_vec()
     }
 
-    /// Lets `draft` propose tokens after the last ones.
-    pub(super) fn propose(&mut self, draft: impl FnOnce(&[u32], &mut Vec<u32>)) {
+    /// Lets `draft` look up tokens that may follow the last ones.
+    pub(super) fn look_up(&mut self, draft: impl FnOnce(&[u32], &mut Vec<u32>)) {
         self.followed = 0;
         self.proposed.clear();
+        self.origin = Origin::Lookup;
         draft(&self.recent, &mut self.proposed);
+        self.available = self.proposed.len();
+    }
+
+    /// Notes that a draft model can propose so many tokens.
+    pub(super) fn await_model(&mut self, available: usize) {
+        self.origin = Origin::Model;
+        self.available = available;
+    }
+
+    /// What a draft model proposes; no more of it than can be used.
+    pub(super) fn propose(&mut self, tokens: &[u32]) {
+        self.proposed.extend_from_slice(&tokens[..tokens.len().min(self.available)]);
+    }
+
+    /// Drafts that a step may have for the text.
+    pub(super) fn available(&self) -> usize {
+        self.available
     }
 
     /// What has been proposed last, as far as nothing else has followed.
@@ -82,11 +159,11 @@ impl RowDrafts {
         &self.proposed
     }
 
-    /// The tokens that a step is expected to give if it reads at most `drafts` of the proposed ones.
+    /// The tokens that a step is expected to give if it reads at most `drafts` of those that are available.
     pub(super) fn expected(&self, drafts: usize) -> f64 {
-        let read = drafts.min(self.proposed.len()) as i32;
+        let (read, share) = (drafts.min(self.available) as i32, self.shares[self.origin as usize]);
         // The sum of the powers from 0 to the number that is read.
-        if self.share < 1.0 { (1.0 - self.share.powi(read + 1)) / (1.0 - self.share) } else { f64::from(read + 1) }
+        if share < 1.0 { (1.0 - share.powi(read + 1)) / (1.0 - share) } else { f64::from(read + 1) }
     }
 }
 
@@ -95,7 +172,7 @@ mod tests {
     use super::*;
 
     fn after(drafts: &mut RowDrafts, proposed: &[u32], tokens: &[u32]) {
-        drafts.propose(|_, to| to.extend_from_slice(proposed));
+        drafts.look_up(|_, to| to.extend_from_slice(proposed));
         for token in tokens {
             drafts.push(*token);
         }
@@ -104,10 +181,10 @@ mod tests {
     #[test]
     fn the_last_tokens_of_prompt_and_answer_are_kept() {
         let prompt: Vec<u32> = (0..5000).collect();
-        let mut drafts = RowDrafts::new(&prompt);
+        let mut drafts = RowDrafts::new(0, &prompt);
         (5000..20_000).for_each(|token| {
             drafts.push(token);
-            drafts.propose(|recent, _| {
+            drafts.look_up(|recent, _| {
                 assert!((RECENT..=2 * RECENT).contains(&recent.len()));
                 assert_eq!((recent[0], *recent.last().unwrap()), (token + 1 - recent.len() as u32, token));
             });
@@ -119,7 +196,7 @@ mod tests {
 
     #[test]
     fn the_share_of_right_proposals_decides_what_a_step_is_expected_to_give() {
-        let mut drafts = RowDrafts::new(&[1]);
+        let mut drafts = RowDrafts::new(0, &[1]);
         assert_eq!(drafts.expected(7), 1.0, "nothing is proposed");
         for _ in 0..100 {
             after(&mut drafts, &[1, 2, 3], &[1, 2, 3, 4]);
@@ -134,5 +211,31 @@ mod tests {
         }
         after(&mut drafts, &[1, 2, 3], &[]);
         assert!((drafts.expected(3) - 1.0 / (1.0 - LEAST)).abs() < 1e-3);
+    }
+
+    #[test]
+    fn what_a_model_proposes_counts_apart_and_is_tried_again_after_a_while() {
+        let mut drafts = RowDrafts::new(0, &[1]);
+        let one = |drafts: &mut RowDrafts| {
+            drafts.look_up(|_, _| {});
+            drafts.await_model(2);
+            drafts.expected(1) - 1.0
+        };
+        assert!((one(&mut drafts) - FIRST_OF_MODEL).abs() < 1e-9);
+        drafts.propose(&[7, 8, 9]);
+        assert_eq!((drafts.proposed(), drafts.available()), (&[7, 8][..], 2));
+        drafts.push(7);
+        assert!(one(&mut drafts) > FIRST_OF_MODEL);
+        for _ in 0..100 {
+            one(&mut drafts);
+            drafts.propose(&[7]);
+            drafts.push(6);
+        }
+        assert!((one(&mut drafts) - LEAST).abs() < 1e-9);
+        after(&mut drafts, &[1], &[]);
+        assert!((drafts.expected(1) - 1.0 - FIRST).abs() < 1e-9, "a lookup's share is as before");
+        (0..2048).for_each(|_| drafts.push(6));
+        assert!((0.4..FIRST_OF_MODEL).contains(&one(&mut drafts)));
+        assert_eq!(drafts.length(), 1 + 1 + 100 + 2048);
     }
 }

@@ -9,7 +9,8 @@ use tidegate_model::sampling::{Permitted, Plans, Sampler, SamplingParams};
 use tidegate_model::{LanguageModel, ModelError, Transfer};
 use tracing::error;
 
-use super::drafter::{Drafter, NgramDrafter, Speculation};
+use super::draft_model::DraftModel;
+use super::drafter::{Drafters, Speculation};
 use super::error::catch_panic;
 use super::event::Event;
 use super::generation::Ending;
@@ -17,7 +18,6 @@ use super::handle::{EngineHandle, EngineThread, Heartbeat, Shared};
 use super::output::TextBuffers;
 use super::pass_costs::{CostSource, PassCosts};
 use super::queue::{Lifecycle, RequestQueue};
-use super::row_drafts::RowDrafts;
 use super::scheduler::Scheduler;
 use super::sequence::Sequence;
 use super::shares::Shares;
@@ -75,10 +75,10 @@ pub fn spawn<M: LanguageModel + 'static>(
     rules: TextRules,
     options: EngineOptions,
 ) -> Result<(EngineHandle, EngineThread), EngineError> {
-    spawn_with(model, rules, options, Box::new(NgramDrafter))
+    spawn_with(model, rules, options, Drafters::with(None))
 }
 
-/// [`spawn`] with another drafter.
+/// [`spawn`] with other drafters.
 ///
 /// # Errors
 /// As for [`spawn`].
@@ -86,7 +86,7 @@ pub fn spawn_with<M: LanguageModel + 'static>(
     mut model: M,
     rules: TextRules,
     options: EngineOptions,
-    drafter: Box<dyn Drafter>,
+    drafters: Drafters,
 ) -> Result<(EngineHandle, EngineThread), EngineError> {
     let shared = Arc::new(Shared {
         queue: RequestQueue::new(options.queue, model.slots()),
@@ -102,7 +102,7 @@ pub fn spawn_with<M: LanguageModel + 'static>(
     let (costs, shares) = (CostSource::new(options.pass_costs), Shares::default());
     let (step, buffers) = (Step::default(), TextBuffers::default());
     let speculates = options.draft_max > 0 && model.speculates();
-    let speculation = speculates.then(|| Speculation { drafter, most: options.draft_max });
+    let speculation = speculates.then(|| Speculation::new(drafters, options.draft_max));
     let mut worker =
         Worker { model, rules, scheduler, shared: Arc::clone(&shared), costs, shares, step, speculation, buffers };
     let (warm, warmed) = std::sync::mpsc::sync_channel(1);
@@ -137,7 +137,9 @@ impl<M: LanguageModel> Worker<M> {
     /// Makes one call of each kind, so that everything is in memory before the first request.
     fn warm_up(&mut self) -> Result<(), String> {
         let model = &mut self.model;
+        let draft_model = self.speculation.as_mut().and_then(|speculation| speculation.drafters.model.as_mut());
         catch_panic(|| {
+            draft_model.map_or(Ok(()), DraftModel::warm_up)?;
             model.reset(0)?;
             let start = model.source_start();
             if start.is_some() {
@@ -242,7 +244,7 @@ impl<M: LanguageModel> Worker<M> {
         add(&counters.admitted, 1);
         add(&counters.waited_passes, passes.saturating_sub(submission.submitted_at) as usize);
         let mut sequence = Sequence::new(submission, passes, &self.rules);
-        sequence.drafts = self.speculation.as_ref().map(|_| RowDrafts::new(&sequence.prompt.recent));
+        sequence.drafts = self.speculation.as_mut().map(|speculation| speculation.row(&sequence.prompt.recent));
         let repeated = catch_panic(|| sequence.repeat_begun(&self.rules, &mut self.buffers));
         let Some((slot, is_in_slot)) = self.scheduler.admit(sequence) else { return };
         if let Err(error) = repeated {

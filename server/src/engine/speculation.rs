@@ -9,17 +9,19 @@
 use std::time::Instant;
 
 use tidegate_model::LanguageModel;
+use tracing::error;
 
-use super::drafter::Speculation;
+use super::draft_model::{DRAFT_SLOTS, DraftRow};
+use super::drafter::{Drafters, Speculation};
 use super::error::{SequenceError, catch_panic};
 use super::pass_costs::PassCost;
-use super::row_drafts::DraftCounts;
+use super::row_drafts::{DraftCounts, Origin};
 use super::sequence::{Accepted, Sequence};
 use super::stats::add;
 use super::worker::Worker;
 
 /// Most rows of a step with drafts. For more of them, even looking for drafts takes longer than it saves.
-const MOST_ROWS: usize = 8;
+const MOST_ROWS: usize = DRAFT_SLOTS;
 
 /// Most tokens of a step with drafts, of all rows together: their logits lie in memory, and other requests wait for them.
 pub const MOST_TOKENS: usize = 64;
@@ -31,9 +33,15 @@ const GAIN: f64 = 1.05;
 const LOSS: f64 = 0.03;
 
 /// The number of drafts, at most `longest`, that gives the most tokens for the cost of a step of these rows without making
-/// any of them slow. `expected` are the tokens of a row for a number of drafts.
-fn best<R: Copy>(rows: &[R], longest: usize, cost: PassCost, expected: impl Fn(R, usize) -> f64) -> usize {
-    let cost = |drafts: usize| cost.of(rows.len() * (1 + drafts));
+/// any of them slow. `cost` is that of a step, and `each` that of proposing a draft for every row; `expected` are the tokens
+/// of a row for a number of drafts.
+fn best<R: Copy>(
+    rows: &[R],
+    longest: usize,
+    (cost, each): (PassCost, f64),
+    expected: impl Fn(R, usize) -> f64,
+) -> usize {
+    let cost = |drafts: usize| cost.of(rows.len() * (1 + drafts)) + each * drafts as f64;
     let rate = |drafts: usize| rows.iter().map(|row| expected(*row, drafts)).sum::<f64>() / cost(drafts);
     let is_fair = |drafts: &usize| {
         let least = (1.0 - LOSS) * cost(*drafts) / cost(0);
@@ -48,8 +56,8 @@ impl<M: LanguageModel> Worker<M> {
     /// How many drafts each row of the step that has begun reads. Other tenants would wait for them, and rows that read known
     /// tokens have no use for them.
     pub(super) fn propose_drafts(&mut self) -> usize {
-        let Self { scheduler, step, costs, shares, speculation, .. } = self;
-        let Some(Speculation { drafter, most }) = speculation else { return 0 };
+        let Self { scheduler, step, shares, speculation, .. } = self;
+        let Some(Speculation { drafters: Drafters { lookup, model }, most, .. }) = speculation else { return 0 };
         let rows = step.slots.len();
         if rows > MOST_ROWS || !shares.is_of_one() {
             return 0;
@@ -58,20 +66,52 @@ impl<M: LanguageModel> Worker<M> {
         if !step.slots.iter().all(generating) {
             return 0;
         }
-        let mut longest = 0;
+        let (mut longest, mut by_model) = (0, 0);
         for sequence in scheduler.sequences(&step.slots).flatten() {
             let generation = &sequence.generation;
             let left = generation.max_tokens.saturating_sub(generation.generated + 1);
             let most = left.min(*most);
             if let Some(drafts) = &mut sequence.drafts {
-                drafts.propose(|recent, draft| drafter.draft(recent, most, draft));
-                longest = longest.max(drafts.proposed().len());
+                drafts.look_up(|recent, draft| {
+                    if let Some(lookup) = lookup {
+                        lookup.draft(recent, most, draft);
+                    }
+                });
+                if drafts.proposed().is_empty() && model.is_some() {
+                    drafts.await_model(most);
+                    by_model += 1;
+                }
+                longest = longest.max(drafts.available());
             }
         }
+        let costs = (self.costs.with_drafts(), self.costs.of_proposal(by_model));
         let drafts = |slot: &usize| scheduler.sequence(*slot)?.drafts.as_ref();
-        best(&step.slots, longest, costs.with_drafts(), |slot, count| {
-            drafts(&slot).map_or(1.0, |drafts| drafts.expected(count))
-        })
+        let best =
+            best(&step.slots, longest, costs, |slot, count| drafts(&slot).map_or(1.0, |drafts| drafts.expected(count)));
+        if best > 0 && by_model > 0 && !self.ask_draft_model(best) { 0 } else { best }
+    }
+
+    /// Lets the draft model propose tokens for the rows that wait for them; whether it did. One that fails is not asked again.
+    fn ask_draft_model(&mut self, count: usize) -> bool {
+        let Self { scheduler, step, costs, speculation: Some(Speculation { drafters, .. }), .. } = self else {
+            return false;
+        };
+        let Some(model) = &mut drafters.model else { return false };
+        let began = Instant::now();
+        let rows = scheduler.sequences(&step.slots).flatten().filter_map(|sequence| {
+            let drafts = sequence.drafts.as_mut().filter(|drafts| drafts.origin() == Origin::Model)?;
+            Some(DraftRow { drafts, sampler: sequence.generation.sampler.clone() })
+        });
+        let rows: Vec<DraftRow<'_>> = rows.collect();
+        let asked = rows.len();
+        match catch_panic(|| model.draft(rows, count)) {
+            Ok(()) => costs.proposed(asked, began.elapsed() / count as u32),
+            Err(error) => {
+                error!(reason = error.reason, "the draft model failed and proposes nothing any more");
+                drafters.model = None;
+            }
+        }
+        drafters.model.is_some()
     }
 
     /// Makes the step that has begun with so many drafts for each row.
@@ -152,7 +192,7 @@ mod tests {
     #[test]
     fn drafts_are_read_where_they_pay() {
         let memory_bound = PassCost { base: 10.0, each: 1.0 };
-        let best = |shares: &[f64], longest, cost| best(shares, longest, cost, expected);
+        let best = |shares: &[f64], longest, cost| best(shares, longest, (cost, 0.0), expected);
         assert_eq!(best(&[1.0], 16, memory_bound), 16);
         assert_eq!(best(&[1.0], 3, memory_bound), 3);
         let some = best(&[0.6], 16, memory_bound);
@@ -166,8 +206,17 @@ mod tests {
     }
 
     #[test]
+    fn what_a_draft_model_takes_counts() {
+        let cost = PassCost { base: 10.0, each: 1.0 };
+        let best = |each| best(&[0.8], 16, (cost, each), expected);
+        let (free, cheap) = (best(0.0), best(2.0));
+        assert!(free > cheap && cheap > 0, "{free}, {cheap}");
+        assert_eq!(best(10.0), 0, "as slow as the served model");
+    }
+
+    #[test]
     fn no_row_waits_long_for_the_drafts_of_others() {
-        let best = |shares: &[f64], each| best(shares, 60, PassCost { base: 10.0, each }, expected);
+        let best = |shares: &[f64], each| best(shares, 60, (PassCost { base: 10.0, each }, 0.0), expected);
         assert!(best(&[1.0, 1.0], 1.0) > 20);
         assert_eq!(best(&[1.0, 0.0], 1.0), 0);
         let few = best(&[1.0, 0.0], 0.01);
@@ -178,7 +227,7 @@ mod tests {
     fn a_step_has_a_bounded_number_of_tokens() {
         let free = PassCost { base: 1.0, each: 0.0 };
         for rows in [1, 2, 3, 8, 64, 100] {
-            let drafts = best(&vec![1.0; rows], 1000, free, expected);
+            let drafts = best(&vec![1.0; rows], 1000, (free, 0.0), expected);
             assert!(drafts == 0 || rows * (1 + drafts) <= MOST_TOKENS, "{rows} rows, {drafts} drafts");
             assert!(drafts > 0 || rows > MOST_TOKENS / 2);
         }

@@ -9,12 +9,13 @@ use rand::{Rng, SeedableRng};
 use serde_json::json;
 use tidegate_model::{Device, ModelRunner, SamplingParams, checkpoint as checkpoints};
 use tidegate_server::engine::{
-    Drafter, EngineHandle, EngineOptions, EngineThread, Event, Finish, FinishReason, Grammar, NgramDrafter, PassCost,
+    Drafter, Drafters, EngineHandle, EngineOptions, EngineThread, Event, Finish, FinishReason, Grammar, PassCost,
     PassCosts, Request, RequestParameters, Start, StopCause, TextRules, TokenLogprobs, share_prompt, spawn_with,
 };
 use tidegate_server::session::{History, Recent, Snapshot};
 use tidegate_server::text::GrammarSpec;
 
+use super::draft_model::{by_model, quantised};
 use crate::common::checkpoint;
 use crate::common::runs::{Run, collect, shipped};
 
@@ -22,7 +23,7 @@ use crate::common::runs::{Run, collect, shipped};
 const FREE: PassCosts = PassCosts { step: PassCost { base: 1.0, each: 0.0 }, chunk: PassCost { base: 1.0, each: 0.0 } };
 
 /// The shipped model, with at most `draft_max` drafts for each row of a step.
-pub(crate) fn engine(draft_max: usize, drafter: impl Drafter + 'static) -> (EngineHandle, EngineThread) {
+pub(crate) fn engine(draft_max: usize, drafters: Drafters) -> (EngineHandle, EngineThread) {
     let decoder = checkpoints::load(&checkpoint(), &Device::Cpu).unwrap();
     let pool = decoder.new_pool(8).unwrap();
     let tokenizer = Arc::clone(&shipped().tokenizer);
@@ -30,11 +31,15 @@ pub(crate) fn engine(draft_max: usize, drafter: impl Drafter + 'static) -> (Engi
     let encode = Arc::new(move |text: &str| tokenizer.encode_more(text).unwrap());
     let options = EngineOptions { draft_max, pass_costs: Some(FREE), ..EngineOptions::default() };
     let rules = TextRules { vocabulary, eos, encode };
-    spawn_with(ModelRunner::new(decoder, pool), rules, options, Box::new(drafter)).unwrap()
+    spawn_with(ModelRunner::new(decoder, pool), rules, options, drafters).unwrap()
 }
 
 pub(crate) fn plain() -> (EngineHandle, EngineThread) {
-    engine(0, NgramDrafter)
+    engine(0, Drafters::default())
+}
+
+fn by_lookup(drafter: impl Drafter + 'static) -> Drafters {
+    Drafters { lookup: Some(Box::new(drafter)), model: None }
 }
 
 /// Proposes what the texts in `known` have, as far as it is drawn, and then any tokens: right drafts, wrong ones, drafts
@@ -136,7 +141,8 @@ fn texts_with_drafts_are_those_without_bit_for_bit() {
     let known = Arc::new(Mutex::new(Vec::new()));
     let (plain, _thread) = plain();
     let adversary = Adversary { known: Arc::clone(&known), rng: StdRng::seed_from_u64(7) };
-    let engines = [engine(6, adversary), engine(16, NgramDrafter)];
+    let engines =
+        [engine(6, by_lookup(adversary)), engine(16, Drafters::with(None)), engine(5, by_model(quantised(8)))];
     let limits = &shipped().limits;
     let request = |one: &RequestParameters| Request::new(one.clone(), limits).unwrap();
     let history = |one: &RequestParameters| match &one.start {
@@ -193,7 +199,7 @@ fn repetitive(max_tokens: usize) -> RequestParameters {
 #[test]
 fn a_repetitive_text_takes_fewer_steps_and_never_more_tokens_than_asked_for() {
     let (plain, _plain) = plain();
-    let (engine, _thread) = engine(16, NgramDrafter);
+    let (engine, _thread) = engine(16, Drafters::with(None));
     for max_tokens in [1, 2, 3, 5, 17, 18, 64, 200] {
         let steps = engine.stats().steps;
         let request = || Request::new(repetitive(max_tokens), &shipped().limits).unwrap();
@@ -221,7 +227,7 @@ impl Drafter for Recorder {
 #[test]
 fn drafts_are_found_in_earlier_turns_while_their_state_is_in_memory() {
     let seen = Arc::new(Mutex::new(Vec::new()));
-    let (engine, _thread) = engine(16, Recorder(Arc::clone(&seen)));
+    let (engine, _thread) = engine(16, by_lookup(Recorder(Arc::clone(&seen))));
     let run = |parameters| {
         seen.lock().unwrap().clear();
         let run = collect(engine.submit(Request::new(parameters, &shipped().limits).unwrap()).unwrap());
@@ -243,7 +249,7 @@ fn drafts_are_found_in_earlier_turns_while_their_state_is_in_memory() {
 #[test]
 fn an_interrupted_or_cancelled_text_leaves_no_drafts_behind() {
     let (plain, _plain) = plain();
-    let (engine, _thread) = engine(16, NgramDrafter);
+    let (engine, _thread) = engine(16, Drafters::with(None));
     let limits = &shipped().limits;
     for _ in 0..8 {
         let mut stream = engine.submit(Request::new(repetitive(100_000), limits).unwrap()).unwrap();

@@ -5,6 +5,7 @@ mod common;
 
 mod batch;
 mod chat_templates;
+mod draft_model;
 mod drafts;
 mod ends;
 mod fairness;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
-use tidegate_server::engine::{Begun, EngineHandle, FinishReason, NgramDrafter, Request, RequestParameters, Start};
+use tidegate_server::engine::{Begun, Drafters, EngineHandle, FinishReason, Request, RequestParameters, Start};
 use tidegate_server::session::Snapshot;
 use tidegate_server::text::GrammarSpec;
 
@@ -27,7 +27,7 @@ fn run(engine: &EngineHandle, one: &RequestParameters, begun: Option<&Run>) -> R
 
 #[test]
 fn a_text_that_is_cut_anywhere_and_resumed_is_the_whole_text() {
-    let ((first, _one), (second, _two)) = (plain(), engine(16, NgramDrafter));
+    let ((first, _one), (second, _two)) = (plain(), engine(16, Drafters::with(None)));
     let mut rng = StdRng::seed_from_u64(11);
     let mut before: Option<Arc<Snapshot>> = None;
     let (mut resumed, mut unsettled) = (0, 0);
