@@ -6,6 +6,7 @@ mod choice;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod device;
+mod draft;
 mod error;
 mod fingerprint;
 mod native;
@@ -25,10 +26,14 @@ use tidegate_model::checkpoint::{FileKind, Stored};
 #[cfg(feature = "cuda")]
 use tidegate_model::cuda::CudaDecoder;
 use tidegate_model::sampling::SamplingParams;
-use tidegate_model::{Backend, Decoder, Device, ModelRunner, Pool, PoolOptions, StateType, Threads, checkpoint};
+use tidegate_model::{
+    Backend, Decoder, Device, LanguageModel, ModelRunner, Pool, PoolOptions, StateType, Threads, checkpoint,
+};
 
 use crate::api::Served;
-use crate::engine::{EngineOptions, EngineThread, Limits, Sources, TextRules, recommended_sampling, spawn};
+use crate::engine::{
+    Drafters, EngineOptions, EngineThread, Limits, Sources, TextRules, recommended_sampling, spawn_with,
+};
 use crate::ram::ModelMemory;
 use crate::session::{Codec, Fingerprint, Keys, PrefixIndex, hex};
 use crate::text::{ChatTemplate, Grammars, HelperCommand, Tokenizer};
@@ -38,6 +43,7 @@ pub use choice::{DeviceChoice, DeviceChoiceError};
 #[cfg(feature = "cuda")]
 pub use cuda::OpenCuda;
 pub use device::OpenDevice;
+pub use draft::open_draft_model;
 pub use error::{DeviceError, OpenError};
 use fingerprint::Digests;
 pub use native::refused_native;
@@ -49,6 +55,15 @@ pub const CPU_SLOTS: usize = 64;
 
 /// Most slots that a CUDA device gets by default: with more, each token takes the time of several steps.
 pub const MOST_GPU_SLOTS: usize = 1 << 14;
+
+/// The files of a model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Files {
+    /// The folder, or the file that is a model.
+    pub path: PathBuf,
+    /// RWKV's vocabulary file, for a file that has none in its folder.
+    pub vocabulary: Option<PathBuf>,
+}
 
 /// How a checkpoint is served.
 #[derive(Clone, Debug)]
@@ -79,6 +94,10 @@ pub struct OpenOptions {
     pub secret: Option<Vec<u8>>,
     /// The process that tries grammars before the server compiles them; without one, they are compiled at once.
     pub grammar_helper: Option<HelperCommand>,
+    /// Whether tokens that have followed others earlier in a text are proposed as drafts.
+    pub lookup: bool,
+    /// A smaller model with the same tokens, which proposes drafts.
+    pub draft_model: Option<Files>,
     /// The engine's settings.
     pub engine: EngineOptions,
 }
@@ -99,6 +118,8 @@ impl Default for OpenOptions {
             prefixes_per_owner: 128,
             secret: None,
             grammar_helper: None,
+            lookup: true,
+            draft_model: None,
             engine: EngineOptions::default(),
         }
     }
@@ -144,7 +165,7 @@ pub fn check(folder: &Path) -> Result<(), OpenError> {
 /// The reason.
 pub fn check_text(folder: &Path) -> Result<(), OpenError> {
     let config = supported::config(folder)?;
-    Text::load(folder, None, config.vocab_size(), config.eos()).map(drop)
+    TextFiles::load(folder, None, config.vocab_size(), config.eos()).map(drop)
 }
 
 /// What the checkpoint in `folder` is going to take of the process's memory; zeros if it runs on another device.
@@ -200,16 +221,21 @@ pub fn open_on(folder: &Path, device: &OpenDevice, options: &OpenOptions) -> Res
 }
 
 /// What a model has besides its weights.
-struct Text {
-    tokenizer: Tokenizer,
-    template: Option<ChatTemplate>,
+pub struct TextFiles {
+    /// Its tokens.
+    pub tokenizer: Tokenizer,
+    /// How a conversation is written, for a model of conversations.
+    pub template: Option<ChatTemplate>,
     /// How tokens are sampled unless a request says otherwise.
-    sampling: SamplingParams,
+    pub sampling: SamplingParams,
 }
 
-impl Text {
+impl TextFiles {
     /// Those of the model in `folder`, with its number of tokens and those that end a text. vocabulary: of a file that has none
-    fn load(folder: &Path, vocabulary: Option<&Path>, vocab_size: usize, eos: &[u32]) -> Result<Self, OpenError> {
+    ///
+    /// # Errors
+    /// A file is missing or wrong.
+    pub fn load(folder: &Path, vocabulary: Option<&Path>, vocab_size: usize, eos: &[u32]) -> Result<Self, OpenError> {
         let (tokenizer, template) = if folder.is_file() {
             whole::text(folder, vocabulary, vocab_size, eos)?
         } else {
@@ -271,7 +297,8 @@ fn serve<B: Backend + 'static>(
     let longest_source = decoder.source().map_or(0, |source| source.max_positions);
     let (vocab_size, layout, greatest) = (decoder.vocab_size(), pool.layout(), decoder.greatest_maxima());
     let (eos, state_bytes) = (decoder.eos(), (layout.numbers() * size_of::<f32>()) as u64);
-    let Text { tokenizer, template, sampling } = Text::load(folder, options.vocabulary.as_deref(), vocab_size, eos)?;
+    let TextFiles { tokenizer, template, sampling } =
+        TextFiles::load(folder, options.vocabulary.as_deref(), vocab_size, eos)?;
     let sources = decoder.source().map(|source| Sources { longest: source.max_positions, start: source.start });
     // A source is not a conversation, even if the checkpoint has a chat template.
     let template = if sources.is_some() { None } else { template.map(Arc::new) };
@@ -292,8 +319,20 @@ fn serve<B: Backend + 'static>(
         Some(helper) => Grammars::with_helper(vocabulary, eos, &rules.encode, helper.clone())?,
         None => Grammars::new(vocabulary, eos, &rules.encode)?,
     });
-    let weights = resident_weights(folder, &decoder);
-    let (engine, thread) = spawn(ModelRunner::new(decoder, pool), rules, options.engine)?;
+    let mut weights = resident_weights(folder, &decoder);
+    let model = ModelRunner::new(decoder, pool);
+    let mut drafters =
+        if options.lookup { Drafters::by_lookup(options.draft_model.is_some()) } else { Drafters::default() };
+    if let Some(files) = &options.draft_model {
+        if !model.speculates() {
+            let reason = format!("a draft model cannot propose tokens: the served one reads no drafts on {device}");
+            return Err(OpenError::Unsupported { path: files.path.clone(), reason });
+        }
+        let (draft_model, bytes) = open_draft_model(files, vocabulary, vocab_size)?;
+        drafters.model = Some(draft_model);
+        weights += bytes;
+    }
+    let (engine, thread) = spawn_with(model, rules, options.engine, drafters)?;
     let stats = engine.stats();
     let memory = if device.is_cpu() {
         ModelMemory { weights, slots: stats.slots * stats.slot_bytes }

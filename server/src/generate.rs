@@ -4,11 +4,10 @@ use std::io::{Read, Write};
 
 use anyhow::{Context, Result, bail};
 use rand::Rng;
-use tidegate_server::checkpoint::{self, OpenOptions};
+use tidegate_server::checkpoint::{self, Files, OpenOptions};
 use tidegate_server::engine::{Event, EventStream, Finish, Request, RequestParameters};
 
 use crate::cli::GenerateArgs;
-use crate::place::Files;
 
 /// The text to continue. A line feed at the end of standard input ends its last line, and is not part of it.
 fn prompt(given: String) -> Result<String> {

@@ -3,7 +3,9 @@
 use std::io::IsTerminal;
 
 use anyhow::{Context, Result};
-use tracing::Level;
+use tidegate_model::Threads;
+use tidegate_server::Served;
+use tracing::{Level, debug, info};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::filter_fn;
 use tracing_subscriber::layer::SubscriberExt as _;
@@ -38,4 +40,33 @@ pub(crate) fn start(args: &LogArgs, default: &str) -> Result<()> {
         LogFormat::Json => log.json().flatten_event(true).with_span_list(false).finish().with(public).init(),
     }
     Ok(())
+}
+
+/// What a model that has been loaded is, and how it samples unless a request says otherwise.
+pub(crate) fn served(served: &Served) {
+    info!(
+        threads = Threads::global().count(),
+        slots = served.engine.stats().slots,
+        state_bytes = served.state_bytes,
+        "model {} on {}",
+        served.name,
+        served.device
+    );
+    let sampling = &served.sampling;
+    debug!(
+        fingerprint = served.fingerprint,
+        vocab_size = served.limits.vocab_size,
+        eos = ?served.tokenizer.eos(),
+        temperature = decimal(sampling.temperature),
+        top_p = decimal(sampling.top_p),
+        top_k = sampling.top_k,
+        min_p = decimal(sampling.min_p),
+        repetition_penalty = decimal(sampling.repetition_penalty),
+        "model defaults"
+    );
+}
+
+/// A number as people write it: 0.8, where a plain conversion gives 0.800000011920929.
+fn decimal(number: f32) -> f64 {
+    number.to_string().parse().unwrap_or_else(|_| number.into())
 }

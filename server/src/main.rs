@@ -27,11 +27,11 @@ use anyhow::{Context, Result, ensure};
 use rustix::fs::Mode;
 use tidegate_model::Threads;
 use tidegate_server::api::ModelOptions;
-use tidegate_server::checkpoint::{self, CPU_SLOTS, DeviceChoice, DeviceError, OpenError, OpenOptions};
+use tidegate_server::checkpoint::{self, CPU_SLOTS, DeviceChoice, DeviceError, Files, OpenError, OpenOptions};
 use tidegate_server::engine::EngineOptions;
 use tidegate_server::ram::SharedRam;
 use tidegate_server::text::{HelperCommand, compile_grammars};
-use tidegate_server::{AppState, Served, app, serve_with};
+use tidegate_server::{AppState, app, serve_with};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::{JoinHandle, spawn_blocking};
@@ -40,7 +40,7 @@ use tracing::{debug, error, info, warn};
 
 use cli::{Cli, Command, DraftArg, LogArgs, LogFormat, ModelArgs, ModelsOutput, ServeArgs, Switch};
 use models::{CheckpointLoader, Given, apart, sources};
-use place::Files;
+use place::Place;
 use telemetry::Telemetry;
 
 /// Time for turns to end as they are after `--drain-seconds`, for connections to close, and for an aborted engine's last step.
@@ -106,6 +106,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Command::Bench(mut args) => {
             log::start(&LogArgs { log_format: LogFormat::Human, log: None }, "warn")?;
             args.model = args.model.as_deref().map(models::path).transpose()?;
+            args.draft_model = args.draft_model.as_deref().map(models::path).transpose().context("--draft-model")?;
             bench::run(&args, || match std::env::var_os("TIDEGATE_MODEL") {
                 Some(folder) if !folder.is_empty() => models::path(Path::new(&folder)),
                 _ => shipped::folder(),
@@ -216,13 +217,15 @@ async fn run_server(args: &ServeArgs, given: Given, data: Option<&Path>) -> Resu
         engine: EngineOptions {
             queue: args.queue,
             stall_limit: Duration::from_secs(args.stall_seconds),
-            draft_max: if args.draft == DraftArg::None { 0 } else { args.draft_max },
+            draft_max: args.draft_max,
             ..EngineOptions::default()
         },
         prefix_bytes: args.sessions.prefix_budget as usize,
         prefixes_per_owner: args.sessions.owner_prefixes,
         secret: store::secret(&args.sessions)?,
         grammar_helper: Some(grammar_helper()?),
+        lookup: args.draft == DraftArg::Ngram,
+        draft_model: None,
     };
     let mut engine = tokio::select! {
         engine = load(&state, args, options, (given, keys, data)) => engine?,
@@ -284,11 +287,12 @@ async fn load(
     (given, keys, data): (Given, usize, Option<&Path>),
 ) -> Result<JoinHandle<()>> {
     let sources = match given {
-        Given::One { place, name } => {
-            let Files { path, vocabulary } = apart(|| place.find()).await?;
-            let options = OpenOptions { name, vocabulary, ..options };
+        Given::One { place, name, draft } => {
+            let find = || Ok((place.find()?, draft.map(Place::find).transpose().context("--draft-model")?));
+            let (Files { path, vocabulary }, draft_model) = apart(find).await?;
+            let options = OpenOptions { name, vocabulary, draft_model, ..options };
             let (served, engine) = spawn_blocking(move || checkpoint::open(&path, &options)).await??;
-            log_model(&served);
+            log::served(&served);
             let store = store::open(&args.sessions, keys, data, &served).await;
             state.set_store(store.context("cannot open the session store")?);
             state.serve(served);
@@ -324,34 +328,6 @@ fn grammar_helper() -> Result<HelperCommand> {
     let own = Path::new("/proc/self/exe");
     let program = if own.exists() { own.into() } else { std::env::current_exe()? };
     Ok(HelperCommand { program: program.into(), args: vec!["compile-grammars".into()] })
-}
-
-fn log_model(served: &Served) {
-    info!(
-        threads = Threads::global().count(),
-        slots = served.engine.stats().slots,
-        state_bytes = served.state_bytes,
-        "model {} on {}",
-        served.name,
-        served.device
-    );
-    let sampling = &served.sampling;
-    debug!(
-        fingerprint = served.fingerprint,
-        vocab_size = served.limits.vocab_size,
-        eos = ?served.tokenizer.eos(),
-        temperature = decimal(sampling.temperature),
-        top_p = decimal(sampling.top_p),
-        top_k = sampling.top_k,
-        min_p = decimal(sampling.min_p),
-        repetition_penalty = decimal(sampling.repetition_penalty),
-        "model defaults"
-    );
-}
-
-/// A number as people write it: 0.8, where a plain conversion gives 0.800000011920929.
-fn decimal(number: f32) -> f64 {
-    number.to_string().parse().unwrap_or_else(|_| number.into())
 }
 
 /// Waits up to `limit` for the engine to finish its requests, and returns the time that is left.

@@ -9,19 +9,19 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tidegate_server::Served;
 use tidegate_server::api::{Loader, ModelSource};
-use tidegate_server::checkpoint::{self, OpenOptions};
+use tidegate_server::checkpoint::{self, Files, OpenOptions};
 use tidegate_server::engine::EngineThread;
 use tidegate_server::session::Store;
 
 use crate::cli::{ModelArgs, ServeArgs};
-use crate::place::{At, Files, Place};
+use crate::place::{At, Place};
 use crate::{shipped, store};
 
 /// The models that `serve` is given.
 #[derive(Debug)]
 pub(crate) enum Given {
-    /// One model, which is always loaded.
-    One { place: Place, name: Option<String> },
+    /// One model, which is always loaded, and its draft model.
+    One { place: Place, name: Option<String>, draft: Option<Place> },
     /// Models that are loaded and unloaded; the first is the default one.
     Several(Vec<Named>),
 }
@@ -40,8 +40,14 @@ impl Given {
             let both = name.is_some() && args.model_name.is_some();
             ensure!(!both, "--model PATH=NAME and --model-name both name the model: give one of them");
             let name = name.or_else(|| args.model_name.clone()).or_else(|| place.at.name());
-            return Ok(Self::One { place, name });
+            let vocabulary = &args.model.rwkv_vocabulary;
+            let draft = args.draft_model.clone().map(|path| Place { at: At::of(path), vocabulary: vocabulary.clone() });
+            return Ok(Self::One { place, name, draft });
         }
+        ensure!(
+            args.draft_model.is_none(),
+            "--draft-model proposes tokens for one model: give one --model, and no --models-dir"
+        );
         ensure!(args.model_name.is_none(), "--model-name names one model; name several with --model PATH=NAME");
         listed(args).map(Self::Several)
     }
@@ -274,7 +280,7 @@ mod tests {
             (&["--model", "nobody/x@v1:y.gguf=mine"], "nobody/x@v1:y.gguf", "mine"),
             (&["--model", "nobody/x", "--model-name", "mine"], "nobody/x", "mine"),
         ] {
-            let Given::One { place, name } = given(line) else { panic!("{line:?} are several") };
+            let Given::One { place, name, .. } = given(line) else { panic!("{line:?} are several") };
             assert_eq!((place, name.as_deref()), (hub(expected), Some(called)), "{line:?}");
         }
         let Given::Several(models) = given(&["--model", "nobody/x", "--model", "nobody/y=z"]) else { panic!("one") };

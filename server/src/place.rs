@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Error, Result};
 use tidegate_model::checkpoint::FileKind;
+use tidegate_server::checkpoint::Files;
 use tidegate_server::text::vocabulary_of_file;
 use tracing::info;
 
@@ -24,15 +25,6 @@ pub(crate) struct Place {
 pub(crate) enum At {
     Path(PathBuf),
     Hub(HubName),
-}
-
-/// The files of a model.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Files {
-    /// The folder, or the file that is a model.
-    pub(crate) path: PathBuf,
-    /// RWKV's vocabulary file, for a file that has none in its folder.
-    pub(crate) vocabulary: Option<PathBuf>,
 }
 
 impl At {

@@ -32,7 +32,7 @@ pub(super) struct About {
 }
 
 impl About {
-    fn of(subject: &Subject, plan: &Plan) -> Result<Self> {
+    pub(super) fn of(subject: &Subject, plan: &Plan) -> Result<Self> {
         let of = |shape, weights, config: DecoderConfig| Self {
             shape,
             weights,

@@ -1,8 +1,10 @@
 //! `tidegate bench`: tokens per second on this machine, at any depth, by device, weight type, mixer, threads and rows.
 //!
 //! `plan` lists what is measured, `runner` runs the models, `past` makes their states at each depth, `measure` takes the
-//! times, `roofline` measures the machine's limits, `report` writes lines and tables.
+//! times, `roofline` measures the machine's limits, `report` writes lines and tables. `drafts` is another benchmark: of texts, which the
+//! engine writes.
 
+mod drafts;
 mod measure;
 mod past;
 mod plan;
@@ -10,7 +12,7 @@ mod report;
 mod roofline;
 mod runner;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Result, ensure};
@@ -26,6 +28,10 @@ use roofline::MachineLimits;
 
 /// Measures and prints. `default` gives the model's folder if the command line names none.
 pub(crate) fn run(args: &BenchArgs, default: impl FnOnce() -> Result<PathBuf>) -> Result<()> {
+    if args.draft && args.shape.is_some() {
+        let plan = Plan::new(args, args.device.open()?, Path::new(""))?;
+        return drafts::run(args, &plan, &default()?);
+    }
     let (device, model) = match (args.shape, &args.model) {
         (Some(_), _) => {
             let own = args.backend != BackendChoice::Candle;
@@ -38,6 +44,9 @@ pub(crate) fn run(args: &BenchArgs, default: impl FnOnce() -> Result<PathBuf>) -
         }
     };
     let plan = Plan::new(args, device, &model)?;
+    if args.draft {
+        return drafts::run(args, &plan, &model);
+    }
     let rows = measure(&plan);
     progress("");
     report::print(args.output, &rows?)

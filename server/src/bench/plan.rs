@@ -81,7 +81,7 @@ impl Plan {
             depths: or(&depths, 0),
             batches: or(&args.batch, 1),
             prompt: args.prompt,
-            steps: args.steps,
+            steps: args.steps(),
             rounds: args.rounds,
         })
     }
@@ -150,7 +150,7 @@ fn checkpoints(folder: &Path, args: &BenchArgs) -> Vec<Subject> {
 fn shapes(shape: ShapeArg, args: &BenchArgs) -> Result<Vec<Subject>> {
     // The window holds every token that a row reads.
     let deepest = args.depths.iter().copied().max().unwrap_or(0);
-    let tokens = [args.prompt, args.steps, 1].into_iter().fold(deepest, usize::saturating_add);
+    let tokens = [args.prompt, args.steps(), 1].into_iter().fold(deepest, usize::saturating_add);
     let window = tokens.checked_next_multiple_of(WINDOW_STEP).unwrap_or(tokens);
     let mut subjects = Vec::new();
     for mixer in or(&args.mixer, MixerArg::RfaGate) {

@@ -120,7 +120,8 @@ pub(super) fn print(output: BenchOutput, rows: &[Row]) -> Result<()> {
     Ok(std::io::stdout().write_all(text.as_bytes())?)
 }
 
-fn json(rows: &[Row]) -> Result<String> {
+/// One object per line.
+pub(super) fn json(rows: &[impl Serialize]) -> Result<String> {
     let mut text = String::new();
     for row in rows {
         text += &serde_json::to_string(row)?;
@@ -181,7 +182,7 @@ fn markdown(rows: &[Row]) -> String {
 }
 
 /// A rate with three digits or more.
-fn rate(value: f64) -> String {
+pub(super) fn rate(value: f64) -> String {
     match value {
         ..9.995 => format!("{value:.2}"),
         9.995..99.95 => format!("{value:.1}"),

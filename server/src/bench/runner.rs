@@ -45,12 +45,7 @@ pub(super) fn open(subject: &Subject, plan: &Plan, threads: &[Arc<Threads>]) -> 
     let (slots, state) = (plan.slots(), plan.state);
     Ok(match &plan.device {
         OpenDevice::Cpu => {
-            let decoder = match subject {
-                Subject::Checkpoint { folder, weights: None, .. } => checkpoint::load(folder, &Device::Cpu)?,
-                Subject::Checkpoint { folder, weights: Some(weights), .. } => checkpoint::load_as(folder, *weights)?,
-                Subject::Shape { shape, weights, config } => Decoder::random((**config).clone(), *weights, SEED)
-                    .with_context(|| format!("--shape {} with {weights}", word(shape)))?,
-            };
+            let decoder = on_cpu(subject)?;
             let pool = |threads: &Arc<Threads>| {
                 let options = PoolOptions { slots, threads: Arc::clone(threads), state };
                 decoder.new_pool_with(options).context("the states cannot be allocated")
@@ -73,6 +68,16 @@ pub(super) fn open(subject: &Subject, plan: &Plan, threads: &[Arc<Threads>]) -> 
             let pool = decoder.new_pool(slots, state).context("the states cannot be allocated")?;
             Box::new(Lanes { decoder, pools: vec![pool] })
         }
+    })
+}
+
+/// A model of our own kernels on the CPU.
+pub(super) fn on_cpu(subject: &Subject) -> Result<Decoder> {
+    Ok(match subject {
+        Subject::Checkpoint { folder, weights: None, .. } => checkpoint::load(folder, &Device::Cpu)?,
+        Subject::Checkpoint { folder, weights: Some(weights), .. } => checkpoint::load_as(folder, *weights)?,
+        Subject::Shape { shape, weights, config } => Decoder::random((**config).clone(), *weights, SEED)
+            .with_context(|| format!("--shape {} with {weights}", word(shape)))?,
     })
 }
 

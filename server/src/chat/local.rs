@@ -3,14 +3,13 @@
 use std::path::Path;
 
 use anyhow::{Result, anyhow, ensure};
-use tidegate_server::checkpoint::{self, OpenOptions};
+use tidegate_server::checkpoint::{self, Files, OpenOptions};
 use tidegate_server::engine::{EngineThread, Request, RequestParameters};
 use tidegate_server::session::StoreError;
 use tidegate_server::{ApiOptions, AppState, Served, app};
 
 use super::api::Api;
 use crate::cli::{ChatArgs, SamplingArgs};
-use crate::place::Files;
 use crate::store;
 
 /// How a model reads what is typed.

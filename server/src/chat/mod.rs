@@ -13,6 +13,7 @@ use std::io::{self, IsTerminal, Write, stdin, stdout};
 
 use anyhow::{Context, Result, anyhow};
 use tidegate_model::StateType;
+use tidegate_server::checkpoint::Files;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 
@@ -22,7 +23,6 @@ use self::local::{Local, Reading};
 use self::turn::Answer;
 use crate::cli::ChatArgs;
 use crate::generate::is_broken_pipe;
-use crate::place::Files;
 
 /// Talks with the model in `files`, under a `name` of its own if it has one, until the lines end; returns whether all that came
 /// from a pipe succeeded.

@@ -32,7 +32,11 @@ Families that only candle has have no shares.
 On a CUDA device --threads has no effect and shares are not reported. All cases run on one device: if it
 has no kernels for a model, also with --device auto, the exit code is 3.
 
-Nothing is sampled: a step ends at the logits.";
+Nothing is sampled: a step ends at the logits.
+
+--draft measures texts instead, of one row, which the engine samples with drafts and without, in turn. Code
+and a table are given (--prompt tokens are known, --steps are written), also for random weights; prose is
+what a checkpoint writes. Both texts of a round must be the same.";
 
 /// The flags of `bench`.
 #[derive(Clone, Debug, Args)]
@@ -71,15 +75,28 @@ pub(crate) struct BenchArgs {
     /// Length of the prompt whose prefill is measured at every depth; 0 measures none
     #[arg(long, value_name = "TOKENS", default_value_t = 512, value_parser = within(0, 1_000_000))]
     pub(crate) prompt: usize,
-    /// Decode steps of one measurement, after a warm-up step
-    #[arg(long, value_name = "STEPS", default_value_t = 32, value_parser = within(1, 1_000_000))]
-    pub(crate) steps: usize,
+    /// Decode steps of one measurement, after a warm-up step [default: 32]; with --draft, tokens of a text [default: 400]
+    #[arg(long, value_name = "STEPS", value_parser = within(1, 1_000_000))]
+    pub(crate) steps: Option<usize>,
     /// Measurements of every case
     #[arg(long, value_name = "ROUNDS", default_value_t = 7, value_parser = within(1, 1000))]
     pub(crate) rounds: usize,
+    /// Measure what drafts save: code, a table and prose with drafts and without
+    #[arg(long, conflicts_with_all = ["depths", "batch", "mixer"])]
+    pub(crate) draft: bool,
+    /// Small model with the tokens of --model, which proposes drafts; a folder, file or name on a hub
+    #[arg(long, value_name = "MODEL", requires = "draft")]
+    pub(crate) draft_model: Option<PathBuf>,
     /// A table, or one JSON object per line
     #[arg(long, value_enum, default_value_t = BenchOutput::Markdown)]
     pub(crate) output: BenchOutput,
+}
+
+impl BenchArgs {
+    /// Decode steps of one measurement, or tokens of a text.
+    pub(crate) fn steps(&self) -> usize {
+        self.steps.unwrap_or(if self.draft { 400 } else { 32 })
+    }
 }
 
 // The variants below carry no doc comments: clap would list each value on lines of its own.

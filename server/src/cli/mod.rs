@@ -190,6 +190,9 @@ pub(crate) struct ServeArgs {
     /// Most drafts of a request in a step
     #[arg(long, env = "TIDEGATE_DRAFT_MAX", value_name = "COUNT", default_value_t = DRAFT_MAX, value_parser = within(1, MOST_TOKENS - 1))]
     pub(crate) draft_max: usize,
+    /// Small model with the tokens of --model, which proposes tokens where the text does not repeat itself; a folder, file or name
+    #[arg(long, env = "TIDEGATE_DRAFT_MODEL", value_name = "MODEL")]
+    pub(crate) draft_model: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) model: ModelArgs,
     /// Model name in the API, if there is one model [default: ORG/NAME, the folder's or file's name, or the one in a GGUF file]

@@ -9,7 +9,7 @@ pub trait Drafter: Send {
     fn draft(&mut self, recent: &[u32], most: usize, draft: &mut Vec<u32>);
 }
 
-/// What proposes drafts.
+/// What proposes drafts; by default, nothing.
 #[derive(Default)]
 pub struct Drafters {
     /// Looks tokens up in the text itself.
@@ -19,11 +19,11 @@ pub struct Drafters {
 }
 
 impl Drafters {
-    /// Lookups of what has followed the last tokens of a text when they last occurred in it (prompt lookup), and a draft model if
-    /// there is one: then only long ends of a text are looked up.
-    pub fn with(model: Option<DraftModel>) -> Self {
-        let shortest = if model.is_some() { LONGEST } else { SHORTEST };
-        Self { lookup: Some(Box::new(NgramDrafter { shortest })), model }
+    /// Lookups of what has followed the last tokens of a text when they last occurred in it (prompt lookup). With a draft model
+    /// besides, which is yet to be added, only long ends of a text are looked up.
+    pub fn by_lookup(with_model: bool) -> Self {
+        let shortest = if with_model { LONGEST } else { SHORTEST };
+        Self { lookup: Some(Box::new(NgramDrafter { shortest })), model: None }
     }
 }
 

@@ -63,6 +63,9 @@ pub(super) struct CostSource {
 /// proposed: they may have been measured while the machine was busy.
 const FORGET: u32 = 4096;
 
+/// Drafts of a draft model for a text while their cost is unknown.
+const FEW: usize = 4;
+
 impl CostSource {
     /// `fixed`, or what is measured from now on.
     pub(super) fn new(fixed: Option<PassCosts>) -> Self {
@@ -102,6 +105,17 @@ impl CostSource {
         let measured = || self.with_drafts.cost().filter(|_| self.with_drafts.known().count() > 1);
         let fixed = self.fixed.map(|costs| costs.step);
         fixed.or_else(measured).unwrap_or(PassCost { base: 1.0, each: 0.0 })
+    }
+
+    /// At most `most` drafts for a text, of a draft model, which could propose any number: none until steps without drafts have
+    /// been measured, and few until steps with some have.
+    pub(super) fn worth_asking(&self, most: usize) -> usize {
+        match self.with_drafts.known().count() {
+            _ if self.fixed.is_some() => most,
+            0 => 0,
+            1 => most.min(FEW),
+            _ => most,
+        }
     }
 
     /// What a draft model's token costs for each of `rows`; nothing until that has been measured.
@@ -240,6 +254,23 @@ mod tests {
         assert_ne!(costs.with_drafts(), free);
         costs.stepped(1, one);
         assert_eq!(costs.with_drafts(), free);
+    }
+
+    #[test]
+    fn a_draft_model_is_asked_as_far_as_costs_are_known() {
+        let mut costs = CostSource::new(None);
+        let (one, five) = (Duration::from_millis(10), Duration::from_millis(15));
+        assert_eq!((costs.worth_asking(16), costs.of_proposal(1)), (0, 0.0));
+        (0..SAMPLES).for_each(|_| costs.stepped(1, one));
+        assert_eq!((costs.worth_asking(16), costs.worth_asking(3)), (FEW, 3));
+        (0..SAMPLES).for_each(|_| costs.proposed(1, Duration::from_millis(2)));
+        assert_eq!(costs.of_proposal(1), 0.0, "in units that are not known");
+        (0..SAMPLES).for_each(|_| costs.drafted(5, five));
+        assert_eq!((costs.worth_asking(16), costs.of_proposal(0)), (16, 0.0));
+        assert!((costs.of_proposal(1) - 0.002).abs() < 1e-9);
+        let each = PassCost { base: 1.0, each: 0.0 };
+        let fixed = CostSource::new(Some(PassCosts { step: each, chunk: each }));
+        assert_eq!((fixed.worth_asking(16), fixed.of_proposal(1)), (16, 0.0));
     }
 
     #[test]

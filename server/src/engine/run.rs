@@ -75,7 +75,7 @@ pub fn spawn<M: LanguageModel + 'static>(
     rules: TextRules,
     options: EngineOptions,
 ) -> Result<(EngineHandle, EngineThread), EngineError> {
-    spawn_with(model, rules, options, Drafters::with(None))
+    spawn_with(model, rules, options, Drafters::by_lookup(false))
 }
 
 /// [`spawn`] with other drafters.
@@ -101,7 +101,8 @@ pub fn spawn_with<M: LanguageModel + 'static>(
     let scheduler = Scheduler::new(model.slots(), options.stall_limit);
     let (costs, shares) = (CostSource::new(options.pass_costs), Shares::default());
     let (step, buffers) = (Step::default(), TextBuffers::default());
-    let speculates = options.draft_max > 0 && model.speculates();
+    let any = drafters.lookup.is_some() || drafters.model.is_some();
+    let speculates = any && options.draft_max > 0 && model.speculates();
     let speculation = speculates.then(|| Speculation::new(drafters, options.draft_max));
     let mut worker =
         Worker { model, rules, scheduler, shared: Arc::clone(&shared), costs, shares, step, speculation, buffers };

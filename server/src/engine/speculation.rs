@@ -56,7 +56,7 @@ impl<M: LanguageModel> Worker<M> {
     /// How many drafts each row of the step that has begun reads. Other tenants would wait for them, and rows that read known
     /// tokens have no use for them.
     pub(super) fn propose_drafts(&mut self) -> usize {
-        let Self { scheduler, step, shares, speculation, .. } = self;
+        let Self { scheduler, step, costs, shares, speculation, .. } = self;
         let Some(Speculation { drafters: Drafters { lookup, model }, most, .. }) = speculation else { return 0 };
         let rows = step.slots.len();
         if rows > MOST_ROWS || !shares.is_of_one() {
@@ -77,14 +77,15 @@ impl<M: LanguageModel> Worker<M> {
                         lookup.draft(recent, most, draft);
                     }
                 });
-                if drafts.proposed().is_empty() && model.is_some() {
-                    drafts.await_model(most);
+                let of_model = if model.is_some() { costs.worth_asking(most) } else { 0 };
+                if drafts.proposed().is_empty() && of_model > 0 {
+                    drafts.await_model(of_model);
                     by_model += 1;
                 }
                 longest = longest.max(drafts.available());
             }
         }
-        let costs = (self.costs.with_drafts(), self.costs.of_proposal(by_model));
+        let costs = (costs.with_drafts(), costs.of_proposal(by_model));
         let drafts = |slot: &usize| scheduler.sequence(*slot)?.drafts.as_ref();
         let best =
             best(&step.slots, longest, costs, |slot, count| drafts(&slot).map_or(1.0, |drafts| drafts.expected(count)));

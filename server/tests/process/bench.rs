@@ -5,10 +5,17 @@ use std::process::{Command, Output};
 
 use serde_json::Value;
 
+/// Flags of a measurement that is as brief as possible.
+const BRIEF: [&str; 6] = ["--device", "cpu", "--steps", "2", "--rounds", "1"];
+
 /// Measures the shipped checkpoint, or what `args` name, as briefly as possible.
 fn bench(args: &[&str]) -> Output {
+    run(&[&BRIEF[..], args].concat())
+}
+
+fn run(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_tidegate"))
-        .args(["bench", "--device", "cpu", "--steps", "2", "--rounds", "1", "--threads", "1"])
+        .args(["bench", "--threads", "1"])
         .args(args)
         .current_dir(std::env::temp_dir())
         .env_remove("TIDEGATE_MODEL")
@@ -17,7 +24,10 @@ fn bench(args: &[&str]) -> Output {
 }
 
 fn printed(args: &[&str]) -> String {
-    let output = bench(args);
+    output(args, bench(args))
+}
+
+fn output(args: &[&str], output: Output) -> String {
     let error = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.success(), "{args:?}: {error}");
     assert_eq!(error, "", "progress is printed only on terminals");
@@ -108,6 +118,31 @@ fn softmax_attends_to_a_random_past() {
 }
 
 #[test]
+fn drafts_are_measured_with_the_texts_that_they_save_time_for() {
+    let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("weights/checkpoints/tidegate-tiny");
+    let list = ["--draft", "--prompt", "300", "--steps", "40", "--rounds", "2"];
+    let with = [&list[..], &["--draft-model", shipped.to_str().unwrap(), "--output", "json"]].concat();
+    let text = output(&with, run(&with));
+    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert!(lines.iter().map(|line| &line["text"]).eq(["code", "table", "prose"]), "{text}");
+    for line in &lines {
+        assert_eq!((&line["draft_model"], &line["weights"]), (&"tidegate-tiny".into(), &"bf16".into()), "{line}");
+        assert_eq!((&line["tokens"], &line["rounds"], &line["threads"]), (&39.into(), &2.into(), &1.into()), "{line}");
+        let number = |of: &str, key: &str| line[of][key].as_f64().unwrap_or_else(|| panic!("no {of}.{key} in {line}"));
+        let ratio = number("with", "median") / number("without", "median");
+        assert!((line["ratio"].as_f64().unwrap() / ratio - 1.0).abs() < 1e-9, "{line}");
+        assert!(number("without", "least") <= number("without", "most"), "{line}");
+        assert!(line["accepted"].as_u64() <= line["drafted"].as_u64(), "{line}");
+    }
+    let shape = [&list[..], &["--shape", "12m", "--weights", "bf16,q8_0"]].concat();
+    let table = output(&shape, run(&shape));
+    for row in ["| bf16 | code | ", "| q8_0 | table | "] {
+        assert_eq!(table.matches(row).count(), 1, "{row} in {table}");
+    }
+    assert!(!table.contains("prose"), "random weights write none: {table}");
+}
+
+#[test]
 fn a_folder_from_the_environment_is_measured_and_errors_are_reported() {
     let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("weights/checkpoints/tidegate-tiny");
     let folder = shipped.to_str().unwrap();
@@ -120,6 +155,12 @@ fn a_folder_from_the_environment_is_measured_and_errors_are_reported() {
         (&["--weights", "q5_1"], "must be one of f32, bf16, f16, q8_0, q4_0, q4_k"),
         (&["--shape", "12m", "--batch", "1000000000000"], "error: the states cannot be allocated: "),
         (&["--shape", "12m", "--batch", "100000000000000"], "error: the states cannot be allocated: "),
+        (&["--draft-model", folder], "--draft"),
+        (&["--draft", "--batch", "8"], "cannot be used with"),
+        (&["--draft", "--backend", "candle"], "--draft: models read drafts on the CPU alone"),
+        (&["--draft", "--threads", "2"], "--threads"),
+        (&["--draft", "--prompt", "100000"], "--prompt and --steps: the given text has "),
+        (&["--draft", "--shape", "12m", "--mixer", "softmax"], "cannot be used with"),
     ] {
         let output = bench(args);
         let error = String::from_utf8(output.stderr).unwrap();

@@ -13,6 +13,7 @@ mod chat;
 mod command;
 mod crash;
 mod device;
+mod drafts;
 mod fairness;
 mod hub;
 mod locked;

@@ -1,0 +1,197 @@
+//! `bench --draft`: texts that are written with drafts, and the same texts without, in turn. The engine writes them, with
+//! sampling: what is measured is what a request would see, without HTTP.
+
+mod texts;
+
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail, ensure};
+use serde::Serialize;
+use tidegate_model::{Decoder, ModelRunner, PoolOptions, Threads};
+use tidegate_server::checkpoint::{Files, OpenDevice, TextFiles, model_name, open_draft_model};
+use tidegate_server::engine::{
+    Drafters, EngineHandle, EngineOptions, EngineThread, Event, Finish, Limits, Request, TextRules, spawn_with,
+};
+
+use super::measure::{About, progress};
+use super::plan::{Plan, Subject};
+use super::report::{json, rate};
+use super::roofline::Spread;
+use super::runner;
+use crate::cli::{BenchArgs, BenchOutput};
+use texts::{Text, texts};
+
+/// Slots of an engine: one text is written at a time.
+const SLOTS: usize = 1;
+
+/// One text of one model.
+#[derive(Clone, Debug, Serialize)]
+struct Row {
+    shape: String,
+    weights: String,
+    draft_model: Option<String>,
+    threads: usize,
+    text: &'static str,
+    /// Tokens that are measured, after the first one.
+    tokens: usize,
+    rounds: usize,
+    /// Tokens per second.
+    without: Rates,
+    with: Rates,
+    /// Of the medians.
+    ratio: f64,
+    /// Drafts that the model has read, in all rounds, and those that the texts have kept.
+    drafted: usize,
+    accepted: usize,
+}
+
+#[derive(Clone, Copy, Debug, Serialize)]
+struct Rates {
+    median: f64,
+    least: f64,
+    most: f64,
+}
+
+/// Measures every model of the plan with every text, and prints. folder: of the tokenizer where models have random weights
+pub(super) fn run(args: &BenchArgs, plan: &Plan, folder: &Path) -> Result<()> {
+    ensure!(
+        matches!(plan.device, OpenDevice::Cpu),
+        "--draft: models read drafts on the CPU alone, with our own kernels"
+    );
+    if let [threads] = args.threads[..] {
+        ensure!(Threads::configure(threads), "--threads {threads}: the system allows {}", Threads::global().count());
+    }
+    ensure!(args.threads.len() < 2, "--draft is measured with one number of threads; give --threads once");
+    let mut rows = Vec::new();
+    for subject in &plan.subjects {
+        measure(args, plan, (subject, folder), &mut rows)?;
+    }
+    progress("");
+    let text = match args.output {
+        BenchOutput::Markdown => markdown(&rows),
+        BenchOutput::Json => json(&rows)?,
+    };
+    Ok(std::io::stdout().write_all(text.as_bytes())?)
+}
+
+fn measure(args: &BenchArgs, plan: &Plan, (subject, folder): (&Subject, &Path), rows: &mut Vec<Row>) -> Result<()> {
+    let about = About::of(subject, plan)?;
+    progress(&format!("{} in {}: loading", about.shape, about.weights));
+    let decoder = runner::on_cpu(subject)?;
+    ensure!(decoder.speculates(), "--draft: {} reads no drafts", about.mixer);
+    let vocab_size = decoder.config().vocab_size;
+    // Of another model, if the weights are random. No token ends a text here.
+    let text = TextFiles::load(folder, None, vocab_size, &[])?;
+    let writes = matches!(subject, Subject::Checkpoint { .. });
+    let lengths = (plan.prompt, plan.steps);
+    let texts = texts(&text.tokenizer, lengths, Some(&text.sampling).filter(|_| writes))?;
+    let drafters = match &args.draft_model {
+        None => Drafters::by_lookup(false),
+        Some(path) => {
+            let files = Files { path: path.clone(), vocabulary: None };
+            let (model, _) = open_draft_model(&files, text.tokenizer.vocabulary(), vocab_size)?;
+            Drafters { model: Some(model), ..Drafters::by_lookup(true) }
+        }
+    };
+    let rules = || TextRules {
+        vocabulary: Arc::clone(text.tokenizer.vocabulary()),
+        eos: Arc::from([]),
+        encode: Arc::new(|_: &str| Vec::new()),
+    };
+    let without = Engine::start(decoder, plan, rules(), Drafters::default(), vocab_size)?;
+    let with = Engine::start(runner::on_cpu(subject)?, plan, rules(), drafters, vocab_size)?;
+    for (name, text) in &texts {
+        let (mut rates, mut drafted, mut accepted) = ([const { Vec::new() }; 2], 0, 0);
+        // The first round fills caches, and measures what drafts cost.
+        for round in 0..=plan.rounds {
+            progress(&format!("{} in {}, {name}: round {round} of {}", about.shape, about.weights, plan.rounds));
+            let (first, plain, _) = without.write(text, lengths, round)?;
+            let (second, faster, finish) = with.write(text, lengths, round)?;
+            ensure!(first == second, "{name}: the text with drafts is not that without: please report this");
+            if round > 0 {
+                rates[0].push(plain);
+                rates[1].push(faster);
+                drafted += finish.drafts.drafted;
+                accepted += finish.drafts.accepted;
+            }
+        }
+        let [without, with] = rates.map(|rates| {
+            let Spread { least, median, most } = Spread::of(rates);
+            Rates { median, least, most }
+        });
+        rows.push(Row {
+            shape: about.shape.clone(),
+            weights: about.weights.clone(),
+            draft_model: args.draft_model.as_deref().map(model_name),
+            threads: Threads::global().count(),
+            text: name,
+            tokens: plan.steps - 1,
+            rounds: plan.rounds,
+            ratio: with.median / without.median,
+            without,
+            with,
+            drafted,
+            accepted,
+        });
+    }
+    Ok(())
+}
+
+/// A running engine, and the limits of its requests.
+struct Engine {
+    handle: EngineHandle,
+    _thread: EngineThread,
+    limits: Limits,
+}
+
+impl Engine {
+    fn start(decoder: Decoder, plan: &Plan, rules: TextRules, drafters: Drafters, vocab_size: usize) -> Result<Self> {
+        let pool = decoder.new_pool_with(PoolOptions { state: plan.state, ..PoolOptions::new(SLOTS) });
+        let model = ModelRunner::new(decoder, pool.context("the states cannot be allocated")?);
+        let (handle, thread) = spawn_with(model, rules, EngineOptions::default(), drafters)?;
+        let limits = Limits { vocab_size, max_prompt_tokens: usize::MAX, max_tokens: usize::MAX, sources: None };
+        Ok(Self { handle, _thread: thread, limits })
+    }
+
+    /// Writes a text: its tokens, how many per second came after the first, and how it ended.
+    fn write(&self, text: &Text, lengths: (usize, usize), round: usize) -> Result<(Vec<u32>, f64, Finish)> {
+        let request = Request::new(text.request(lengths, round as u64), &self.limits)?;
+        let mut stream = self.handle.submit(request)?;
+        let mut ids = Vec::new();
+        loop {
+            match stream.blocking_next() {
+                Some(Event::Delta(delta)) => ids.extend(delta.token_ids),
+                Some(Event::Finished(finish)) => {
+                    let rate = (ids.len() - 1) as f64 / finish.timings.decode.as_secs_f64();
+                    return Ok((ids, rate, finish));
+                }
+                Some(Event::Failed(failure)) => bail!("{failure}"),
+                Some(Event::PromptLogprobs(_)) => {}
+                None => bail!("the engine has stopped"),
+            }
+        }
+    }
+}
+
+fn markdown(rows: &[Row]) -> String {
+    let mut text = String::new();
+    let Some(Row { shape, tokens, rounds, threads, draft_model, .. }) = rows.first() else { return text };
+    let by = draft_model.as_ref().map_or(String::new(), |model| format!(" and by {model}"));
+    // Writing to a string does not fail.
+    let _ = writeln!(
+        text,
+        "{shape}: tokens per second of one text of {tokens} tokens, without drafts and with drafts by lookup{by}; threads: \
+         {threads}; medians (least–most) of {rounds} rounds.\n"
+    );
+    text += "| weights | text | without | with | ratio | drafts accepted |\n";
+    text += "| --- | --- | ---: | ---: | ---: | ---: |\n";
+    let rates = |Rates { median, least, most }: Rates| format!("{} ({}–{})", rate(median), rate(least), rate(most));
+    for Row { weights, text: name, without, with, ratio, drafted, accepted, .. } in rows {
+        let [without, with] = [*without, *with].map(rates);
+        let _ = writeln!(text, "| {weights} | {name} | {without} | {with} | {ratio:.2} | {accepted} of {drafted} |");
+    }
+    text
+}

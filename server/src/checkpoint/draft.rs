@@ -1,0 +1,73 @@
+//! The draft model: another checkpoint with the same tokens, on the CPU.
+
+use tidegate_model::{Backend, LanguageModel, ModelRunner};
+
+use super::backend::BackendChoice;
+use super::choice::DeviceChoice;
+use super::{
+    Files, Loaded, OpenDevice, OpenError, OpenOptions, TextFiles, by_candle, on_cpu, resident_weights, supported,
+};
+use crate::engine::{DRAFT_SLOTS, DraftModel};
+use crate::text::Vocabulary;
+
+/// Loads the draft model of a model with this vocabulary, which has `vocab_size` logits. Returns also the bytes that it takes.
+///
+/// # Errors
+/// As for [`open`](super::open), or its tokens are others.
+pub fn open_draft_model(
+    files: &Files,
+    vocabulary: &Vocabulary,
+    vocab_size: usize,
+) -> Result<(DraftModel, u64), OpenError> {
+    supported::check(&files.path)?;
+    let options = OpenOptions { slots: DRAFT_SLOTS, ..OpenOptions::default() };
+    match BackendChoice::default().open(DeviceChoice::Cpu, &files.path)? {
+        OpenDevice::Candle(device) => model(files, by_candle(&files.path, &device, &options)?, vocabulary, vocab_size),
+        _ => model(files, on_cpu(&files.path, &options)?, vocabulary, vocab_size),
+    }
+}
+
+fn model<B: Backend + 'static>(
+    files: &Files,
+    (decoder, pool): Loaded<B>,
+    vocabulary: &Vocabulary,
+    vocab_size: usize,
+) -> Result<(DraftModel, u64), OpenError> {
+    let unsupported = |reason: String| OpenError::Unsupported { path: files.path.clone(), reason };
+    let text = TextFiles::load(&files.path, files.vocabulary.as_deref(), decoder.vocab_size(), decoder.eos())?;
+    if let Some(different) = first_difference(text.tokenizer.vocabulary(), vocabulary) {
+        return Err(unsupported(format!("a draft model needs the tokens of the served model: {different}")));
+    }
+    let weights = resident_weights(&files.path, &decoder);
+    let runner = ModelRunner::new(decoder, pool);
+    let bytes = weights + (runner.slots() * runner.slot_bytes()) as u64;
+    let model = DraftModel::new(Box::new(runner), vocab_size).map_err(|error| unsupported(error.to_string()))?;
+    Ok((model, bytes))
+}
+
+/// The first token that is not the same in both. Ids that only one of them has do not count: vocabularies are filled up to
+/// different sizes.
+fn first_difference(draft: &Vocabulary, served: &Vocabulary) -> Option<String> {
+    let quoted = |bytes: &[u8]| format!("\"{}\"", bytes.escape_ascii());
+    let mut pairs = draft.tokens().zip(served.tokens()).enumerate();
+    let different = pairs.find(|(_, (draft, served))| draft != served);
+    different.map(|(id, (draft, served))| format!("token {id} is {} instead of {}", quoted(draft), quoted(served)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(tokens: &[&[u8]]) -> Vocabulary {
+        Vocabulary::new(tokens.iter().map(|token| (*token).into()).collect())
+    }
+
+    #[test]
+    fn the_first_token_that_differs_is_named() {
+        let served = of(&[b"a", b"b\xff", b""]);
+        assert_eq!(first_difference(&of(&[b"a", b"b\xff"]), &served), None);
+        assert_eq!(first_difference(&of(&[b"a", b"b\xff", b"", b""]), &served), None);
+        let found = first_difference(&of(&[b"a", b"c"]), &served);
+        assert_eq!(found.as_deref(), Some(r#"token 1 is "c" instead of "b\xff""#));
+    }
+}
