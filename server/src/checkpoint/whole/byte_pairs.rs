@@ -40,7 +40,7 @@ pub(super) fn parts(metadata: &Metadata) -> Result<BytePairs, String> {
             TokenType::Control => parts.special.push((id, token)),
             TokenType::UserDefined => parts.added.push((id, token)),
             TokenType::Normal | TokenType::Unknown | TokenType::Byte | TokenType::Undefined => {
-                parts.tokens.push((id, token))
+                parts.tokens.push((id, token));
             }
         }
     }
