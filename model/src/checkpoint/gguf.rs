@@ -232,6 +232,7 @@ impl<'a> Cursor<'a> {
         let range = start..self.at;
         Ok(match kind {
             4 | 5 => Value::Words(range),
+            6 => Value::Floats(range),
             // Every text has at least eight bytes of the file.
             8 => Value::Texts(count as usize, range),
             _ => Value::Array,

@@ -38,6 +38,8 @@ pub(crate) enum Value {
     Texts(usize, Range<usize>),
     /// Whole numbers of 4 bytes.
     Words(Range<usize>),
+    /// Floats of 4 bytes.
+    Floats(Range<usize>),
     /// An array of something else.
     Array,
 }
@@ -52,6 +54,7 @@ impl Value {
             Self::Text(_) => "a text".into(),
             Self::Texts(..) => "a list of texts".into(),
             Self::Words(_) => "a list of numbers".into(),
+            Self::Floats(_) => "a list of floats".into(),
             Self::Array => "a list".into(),
         }
     }
@@ -162,6 +165,21 @@ impl Metadata {
                 Ok(Some(words.iter().map(|&word| u32::from_le_bytes(word))))
             }
             Some(value) => Err(MetadataError::new(key, "a list of 32-bit numbers", value.what())),
+        }
+    }
+
+    /// A list of floats of 32 bits, which may be infinite or no numbers.
+    ///
+    /// # Errors
+    /// The value is something else.
+    pub fn floats(&self, key: &str) -> Result<Option<impl ExactSizeIterator<Item = f32>>, MetadataError> {
+        match self.values.get(key) {
+            None => Ok(None),
+            Some(Value::Floats(range)) => {
+                let floats = self.slice(range).as_chunks::<4>().0;
+                Ok(Some(floats.iter().map(|&float| f32::from_le_bytes(float))))
+            }
+            Some(value) => Err(MetadataError::new(key, "a list of 32-bit floats", value.what())),
         }
     }
 

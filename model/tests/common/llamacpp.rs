@@ -21,6 +21,7 @@ pub(crate) enum Value {
     Text(Vec<u8>),
     Texts(Vec<Vec<u8>>),
     Words(Vec<i32>),
+    Floats(Vec<f32>),
 }
 
 /// A text of the metadata.
@@ -40,6 +41,7 @@ impl Value {
             Self::Text(value) => (8, string(value)),
             Self::Texts(all) => (9, array(8, all.iter().map(|text| string(text)))),
             Self::Words(all) => (9, array(5, all.iter().map(|word| word.to_le_bytes().to_vec()))),
+            Self::Floats(all) => (9, array(6, all.iter().map(|float| float.to_le_bytes().to_vec()))),
         }
     }
 }
@@ -279,7 +281,7 @@ pub(crate) fn mamba2_with(config: &DecoderConfig, tensors: BTreeMap<String, Tens
         types.insert(id, if token["special"] == true { 3 } else { 4 });
     }
     assert!(tokens.keys().copied().eq(0..tokens.len() as u64), "a token for every id");
-    let pair = |merge: &Json| format!("{} {}", merge[0].as_str().unwrap(), merge[1].as_str().unwrap()).into_bytes();
+    let pair = |merge: &Json| format!("{} {}", text_of(&merge[0]), text_of(&merge[1])).into_bytes();
     let merges = tokenizer["model"]["merges"].as_array().unwrap().iter().map(pair).collect();
     let tokens: Vec<&str> = tokens.into_values().collect();
     let mut file = mamba2(config, tensors, &tokens).with("tokenizer.ggml.merges", Value::Texts(merges));
@@ -291,6 +293,36 @@ pub(crate) fn mamba2_with(config: &DecoderConfig, tensors: BTreeMap<String, Tens
         }
     }
     file
+}
+
+/// The same for a tokenizer in the manner of SentencePiece, with scores in the order of the merges.
+pub(crate) fn mamba2_scored(config: &DecoderConfig, tensors: BTreeMap<String, Tensor>, tokenizer: &Json) -> Gguf {
+    let merges = tokenizer["model"]["merges"].as_array().unwrap().iter();
+    let score = |(merge, at): (&Json, i16)| (format!("{}{}", text_of(&merge[0]), text_of(&merge[1])), f32::from(-at));
+    let scores: BTreeMap<String, f32> = merges.zip(0..).map(score).collect();
+    let ids = tokenizer["model"]["vocab"].as_object().unwrap();
+    let mut all = vec![-1000.0; config.vocab_size];
+    let mut file = mamba2_with(config, tensors, tokenizer).without("tokenizer.ggml.merges");
+    for (token, id) in ids {
+        let id = id.as_u64().unwrap() as usize;
+        all[id] = scores.get(token).copied().unwrap_or(-1000.0);
+        for (_, value) in &mut file.metadata {
+            match value {
+                Value::Words(kinds) if token.starts_with("<0x") => kinds[id] = 6,
+                Value::Words(kinds) if token == "<unk>" => kinds[id] = 2,
+                _ => {}
+            }
+        }
+    }
+    let around = [("tokenizer.ggml.bos_token_id", 1), ("tokenizer.ggml.eos_token_id", 2)];
+    let file = around.into_iter().fold(file, |file, (key, id)| file.with(key, Value::U32(id)));
+    file.with("tokenizer.ggml.model", text("llama"))
+        .with("tokenizer.ggml.pre", text("default"))
+        .with("tokenizer.ggml.scores", Value::Floats(all))
+}
+
+fn text_of(json: &Json) -> &str {
+    json.as_str().unwrap()
 }
 
 /// A token as Python's `repr` writes bytes, without the quotes.

@@ -2,6 +2,7 @@
 
 mod byte_pairs;
 mod sampling;
+mod scored_pieces;
 mod tokens;
 mod world;
 
@@ -74,9 +75,16 @@ fn tokenizer(metadata: &Metadata, vocab_size: usize) -> Result<Tokenizer, String
             let tokenizer = Tokenizer::from_byte_pairs(&pairs, vocab_size, defaults);
             tokenizer.map_err(|reason| format!("{}: {reason}", tokens::TOKENS))
         }
+        Some("llama") => {
+            let (pieces, ends) = scored_pieces::parts(metadata)?;
+            let tokenizer = Tokenizer::from_scored_pieces(pieces, vocab_size, defaults);
+            let mut tokenizer = tokenizer.map_err(|reason| format!("{}: {reason}", tokens::TOKENS))?;
+            tokenizer.end_with(ends.as_slice());
+            Ok(tokenizer)
+        }
         found => {
             let found = found.unwrap_or("none");
-            Err(format!("tokenizer.ggml.model must be rwkv or gpt2, found {}", found.escape_debug()))
+            Err(format!("tokenizer.ggml.model must be rwkv, gpt2 or llama, found {}", found.escape_debug()))
         }
     }
 }

@@ -12,6 +12,8 @@ mod error;
 mod grammar;
 mod pieces;
 mod reasoning;
+mod score_merges;
+mod scored_pieces;
 mod sentence_pieces;
 mod split;
 mod stop;
@@ -34,6 +36,7 @@ pub use grammar::{
     MAX_CHOICES, MAX_COMPILERS, MAX_GRAMMAR_BYTES, MAX_GRAMMAR_DEPTH, OffGrammar, compile_grammars,
 };
 pub use reasoning::{REASONING_CLOSES, REASONING_OPENS, ReasoningStart};
+pub use scored_pieces::{ScoredPiece, ScoredPieces};
 pub use stop::{MAX_STOP_STRINGS, StopError, StopMatcher, StopStrings};
 pub use tokenizer::{GenerationDefaults, Tokenizer, tokenizer_file};
 pub use vocabulary::Vocabulary;

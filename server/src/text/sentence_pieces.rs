@@ -111,8 +111,12 @@ pub(super) fn continuing(tokenizer: &Tokenizer) -> Result<Option<Continuing>, St
 /// Whether no token but an added one has a space after another character: then nothing is merged across such a place.
 pub(super) fn is_apart(tokenizer: &Tokenizer) -> bool {
     let added = tokenizer.get_added_vocabulary().get_vocab();
-    let is_apart = |token: &str| !token.trim_start_matches(SPACE).contains(SPACE);
-    tokenizer.get_vocab(false).keys().all(|token| is_apart(token) || added.contains_key(token))
+    tokenizer.get_vocab(false).keys().all(|token| begins_with_spaces(token) || added.contains_key(token))
+}
+
+/// Whether a token has spaces at its beginning only, or none.
+pub(super) fn begins_with_spaces(token: &str) -> bool {
+    !token.trim_start_matches(SPACE).contains(SPACE)
 }
 
 fn described<T: serde::Serialize>(part: Option<&T>) -> Value {

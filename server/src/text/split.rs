@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use tokenizers::Encoding;
 use tokenizers::models::ModelWrapper;
 
+use super::encoder::{Encoded, Pace};
 use super::error::TextError;
 use super::sentence_pieces;
 
@@ -60,6 +61,12 @@ impl Cuts {
     }
 }
 
+/// Longest piece of a text that can be cut nowhere, in bytes.
+const MAX_PIECE_BYTES: usize = 256 << 10;
+
+/// Longest text of a tokenizer whose texts cannot be cut, in bytes.
+const MAX_WHOLE_BYTES: usize = 1 << 20;
+
 /// What is known of a tokenizer whose texts can be cut.
 #[derive(Clone, Debug)]
 pub(super) struct Splitter {
@@ -92,6 +99,20 @@ impl Splitter {
         apart.then(|| Self::with(tokenizer, Cuts::Spaces { not_after }, longest))?
     }
 
+    /// [`Self::of_sentence_pieces`] for these pieces and added tokens, with the special tokens around every text.
+    pub(super) fn of_pieces<'a>(
+        mut pieces: impl Iterator<Item = &'a str>,
+        added: &[&str],
+        longest: usize,
+        [before, after]: [Vec<u32>; 2],
+    ) -> Option<Self> {
+        let cuts = Cuts::Spaces { not_after: added.iter().filter_map(|text| text.chars().last()).collect() };
+        let apart = pieces.all(sentence_pieces::begins_with_spaces)
+            && added.iter().all(|text| cuts.places(text).next().is_none());
+        let longest = added.iter().map(|text| text.len()).fold(longest, usize::max);
+        apart.then_some(Self { cuts, before, after, longest: Some(longest) })
+    }
+
     fn with(tokenizer: &tokenizers::Tokenizer, cuts: Cuts, longest: Option<usize>) -> Option<Self> {
         let by_words = matches!(tokenizer.get_model(), ModelWrapper::BPE(model) if model.dropout.is_none());
         // An added token is found before all words, and must not reach over a cut.
@@ -107,6 +128,44 @@ impl Splitter {
         let (before, after) = around(tokenizer)?;
         Some(Self { before, after, longest: longest.map(|longest| longest.max(longest_added)), cuts })
     }
+}
+
+/// The ids of `text`, read in pieces of about `target` bytes; `None` if it is short enough to be encoded at once. Without a
+/// splitter, it can only be encoded as a whole. `encode` has a piece, and whether it is the first.
+pub(super) fn encode_in_pieces<'a>(
+    splitter: Option<&'a Splitter>,
+    text: &str,
+    pace: &mut Pace<'_>,
+    target: usize,
+    encode: impl Fn(&str, bool) -> Result<Vec<u32>, TextError>,
+) -> Result<Option<Encoded<'a>>, TextError> {
+    let splitter = match splitter {
+        Some(splitter) if text.len() > target => splitter,
+        None if text.len() > MAX_WHOLE_BYTES => {
+            return Err(TextError::Bytes { most: MAX_WHOLE_BYTES, found: text.len() });
+        }
+        _ => return Ok(None),
+    };
+    let most = pace.most;
+    let too_many = |read| TextError::Tokens { most, read };
+    if splitter.longest.is_some_and(|longest| text.len() > most.saturating_mul(longest)) {
+        return Err(too_many(0));
+    }
+    let pieces = pieces(text, target, &splitter.cuts);
+    if pieces.iter().any(|piece| piece.len() > MAX_PIECE_BYTES) {
+        return Err(TextError::Uncut { most: MAX_PIECE_BYTES });
+    }
+    let mut all = Vec::new();
+    for (at, piece) in pieces.iter().enumerate() {
+        if at > 0 {
+            if all.len() > most {
+                return Err(too_many(all.len()));
+            }
+            (pace.pause)();
+        }
+        all.extend(encode(piece, at == 0)?);
+    }
+    Ok(Some(Encoded { ids: all, before: &splitter.before, after: &splitter.after }))
 }
 
 fn is_known(pre_tokenizer: &Value) -> bool {

@@ -10,14 +10,8 @@ use tokenizers::decoders::DecoderWrapper;
 use super::encoder::{Encoded, Encoder, Pace};
 use super::error::TextError;
 use super::sentence_pieces::{self, Continuing};
-use super::split::{Splitter, caught, ids, pieces};
+use super::split::{self, Splitter, caught, ids};
 use super::vocabulary::{Vocabulary, byte_of};
-
-/// Longest piece of a text that can be cut nowhere, in bytes.
-const MAX_PIECE_BYTES: usize = 256 << 10;
-
-/// Longest text of a tokenizer whose texts cannot be cut, in bytes.
-const MAX_WHOLE_BYTES: usize = 1 << 20;
 
 /// A tokenizer.
 pub(super) struct TokenizerJson {
@@ -132,34 +126,10 @@ impl Encoder for TokenizerJson {
         pace: &mut Pace<'_>,
         target: usize,
     ) -> Result<Option<Encoded<'_>>, TextError> {
-        let splitter = match &self.splitter {
-            Some(splitter) if text.len() > target => splitter,
-            None if text.len() > MAX_WHOLE_BYTES => {
-                return Err(TextError::Bytes { most: MAX_WHOLE_BYTES, found: text.len() });
-            }
-            _ => return Ok(None),
-        };
-        let most = pace.most;
-        let too_many = |read| TextError::Tokens { most, read };
-        if splitter.longest.is_some_and(|longest| text.len() > most.saturating_mul(longest)) {
-            return Err(too_many(0));
-        }
-        let pieces = pieces(text, target, &splitter.cuts);
-        if pieces.iter().any(|piece| piece.len() > MAX_PIECE_BYTES) {
-            return Err(TextError::Uncut { most: MAX_PIECE_BYTES });
-        }
-        let mut all = Vec::new();
-        for (at, piece) in pieces.iter().enumerate() {
-            if at > 0 {
-                if all.len() > most {
-                    return Err(too_many(all.len()));
-                }
-                (pace.pause)();
-            }
-            let tokenizer = if at > 0 { self.more() } else { self };
-            all.extend(tokenizer.ids(piece, false, plain)?);
-        }
-        Ok(Some(Encoded { ids: all, before: &splitter.before, after: &splitter.after }))
+        split::encode_in_pieces(self.splitter.as_ref(), text, pace, target, |piece, first| {
+            let tokenizer = if first { self } else { self.more() };
+            tokenizer.ids(piece, false, plain)
+        })
     }
 
     fn more(&self) -> &dyn Encoder {

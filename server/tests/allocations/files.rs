@@ -16,8 +16,8 @@ use tidegate_model::{DecoderConfig, checkpoint};
 use tidegate_server::checkpoint::{BackendChoice, DeviceChoice, OpenOptions, open};
 
 use super::{ALLOCATOR, alone};
-use crate::common::fuzz;
 use crate::common::random::{WORDS, write_vocabulary};
+use crate::common::{fuzz, pieces};
 use crate::llamacpp::{self, F32, Gguf};
 use crate::pth::{self, Floats};
 
@@ -116,6 +116,13 @@ fn gguf_of_mamba2() -> Gguf {
     let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures-mamba2-llamacpp/tokenizer.json");
     let tokenizer: Json = serde_json::from_slice(&std::fs::read(fixture).unwrap()).unwrap();
     llamacpp::mamba2_with(&mamba2(), by_name(weights(&mamba2())), &tokenizer)
+}
+
+/// With a tokenizer in the manner of SentencePiece.
+fn gguf_of_pieces() -> Gguf {
+    let mut config = mamba2();
+    config.vocab_size = pieces::VOCABULARY;
+    llamacpp::mamba2_scored(&config, by_name(weights(&config)), &pieces::tokenizer(pieces::Space::Never))
 }
 
 /// A whole GGUF file, and its header, after which the numbers lie where it says.
@@ -236,6 +243,7 @@ fn fuzz_a_changed_model_is_refused_or_served() {
     let mut parts = Vec::new();
     of_gguf(&gguf_of_rwkv7(), &mut parts);
     of_gguf(&gguf_of_mamba2(), &mut parts);
+    of_gguf(&gguf_of_pieces(), &mut parts);
     of_pth(&mut parts);
     of_safetensors(&mut parts);
     let seeds: Vec<Vec<u8>> = parts.iter().map(|part| part.bytes.clone()).collect();

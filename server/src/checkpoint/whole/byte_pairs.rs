@@ -39,7 +39,9 @@ pub(super) fn parts(metadata: &Metadata) -> Result<BytePairs, String> {
             TokenType::Unused => {}
             TokenType::Control => parts.special.push((id, token)),
             TokenType::UserDefined => parts.added.push((id, token)),
-            TokenType::Normal | TokenType::Unknown => parts.tokens.push((id, token)),
+            TokenType::Normal | TokenType::Unknown | TokenType::Byte | TokenType::Undefined => {
+                parts.tokens.push((id, token));
+            }
         }
     }
     let merges = metadata.texts(MERGES).map_err(text)?.ok_or_else(|| format!("{MERGES} must be given, found none"))?;

@@ -5,7 +5,7 @@ use tidegate_model::checkpoint::{Metadata, MetadataError};
 /// The key of the tokens.
 pub(super) const TOKENS: &str = "tokenizer.ggml.tokens";
 /// The key of their types.
-const TYPES: &str = "tokenizer.ggml.token_type";
+pub(super) const TYPES: &str = "tokenizer.ggml.token_type";
 
 /// What a token is, as far as tokenizers differ by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,21 +14,27 @@ pub(super) enum TokenType {
     Normal,
     /// A special token.
     Control,
+    /// The special token for what has no other.
+    Unknown,
     /// A text that stays in one piece.
     UserDefined,
     /// Nothing; it makes the vocabulary as large as the model's.
     Unused,
+    /// A single byte.
+    Byte,
     /// The file does not say.
-    Unknown,
+    Undefined,
 }
 
 impl TokenType {
     /// By llama.cpp's number.
     fn of(number: u32) -> Self {
         match number {
+            2 => Self::Unknown,
             3 => Self::Control,
             4 => Self::UserDefined,
             5 => Self::Unused,
+            6 => Self::Byte,
             _ => Self::Normal,
         }
     }
@@ -45,6 +51,6 @@ pub(super) fn all(metadata: &Metadata) -> Result<Vec<Token<'_>>, String> {
     if let Some(types) = types.as_ref().filter(|types| types.len() != tokens.len()) {
         return Err(format!("{TYPES} must have {} numbers, found {}", tokens.len(), types.len()));
     }
-    let type_of = |id: usize| types.as_ref().map_or(TokenType::Unknown, |types| TokenType::of(types[id]));
+    let type_of = |id: usize| types.as_ref().map_or(TokenType::Undefined, |types| TokenType::of(types[id]));
     Ok(tokens.enumerate().map(|(id, token)| (id as u32, token, type_of(id))).collect())
 }

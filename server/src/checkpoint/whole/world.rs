@@ -13,7 +13,7 @@ pub(super) fn vocabulary(metadata: &Metadata) -> Result<WorldTokenizer, String> 
             TokenType::Unused => {}
             TokenType::Control => special.push((id, String::from_utf8_lossy(token).into_owned())),
             // Without types, the token with which every file of this kind begins is the one that ends a text.
-            TokenType::Unknown if id == 0 => {}
+            TokenType::Undefined if id == 0 => {}
             _ => known.push((id, unescaped(token))),
         }
     }

@@ -166,10 +166,10 @@ fn a_wrong_tokenizer_or_template_is_refused_with_its_key() {
     };
     for (file, reason) in [
         (
-            file.clone().with("tokenizer.ggml.model", text("llama")),
-            "tokenizer.ggml.model must be rwkv or gpt2, found llama",
+            file.clone().with("tokenizer.ggml.model", text("bert")),
+            "tokenizer.ggml.model must be rwkv, gpt2 or llama, found bert",
         ),
-        (file.clone().without("tokenizer.ggml.model"), "tokenizer.ggml.model must be rwkv or gpt2, found none"),
+        (file.clone().without("tokenizer.ggml.model"), "tokenizer.ggml.model must be rwkv, gpt2 or llama, found none"),
         (
             file.clone().with("tokenizer.ggml.model", Value::U32(1)),
             "tokenizer.ggml.model must be a text in UTF-8, found 1",

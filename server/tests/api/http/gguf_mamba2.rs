@@ -105,8 +105,8 @@ fn a_wrong_tokenizer_is_refused_with_its_key() {
     };
     for (file, reason) in [
         (
-            file.clone().with("tokenizer.ggml.model", text("llama")),
-            "tokenizer.ggml.model must be rwkv or gpt2, found llama",
+            file.clone().with("tokenizer.ggml.model", text("bert")),
+            "tokenizer.ggml.model must be rwkv, gpt2 or llama, found bert",
         ),
         (file.clone().with("tokenizer.ggml.pre", text("llama-bpe")), "pre must be gpt-2, mpt, olmo, found llama-bpe"),
         (file.clone().without("tokenizer.ggml.pre"), "tokenizer.ggml.pre must be gpt-2, mpt, olmo, found none"),
