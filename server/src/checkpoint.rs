@@ -321,8 +321,7 @@ fn serve<B: Backend + 'static>(
     });
     let mut weights = resident_weights(folder, &decoder);
     let model = ModelRunner::new(decoder, pool);
-    let mut drafters =
-        if options.lookup { Drafters::by_lookup(options.draft_model.is_some()) } else { Drafters::default() };
+    let mut drafters = if options.lookup { Drafters::by_lookup(None) } else { Drafters::default() };
     if let Some(files) = &options.draft_model {
         if !model.speculates() {
             let reason = format!("a draft model cannot propose tokens: the served one reads no drafts on {device}");

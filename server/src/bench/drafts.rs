@@ -88,14 +88,11 @@ fn measure(args: &BenchArgs, plan: &Plan, (subject, folder): (&Subject, &Path), 
     let writes = matches!(subject, Subject::Checkpoint { .. });
     let lengths = (plan.prompt, plan.steps);
     let texts = texts(&text.tokenizer, lengths, Some(&text.sampling).filter(|_| writes))?;
-    let drafters = match &args.draft_model {
-        None => Drafters::by_lookup(false),
-        Some(path) => {
-            let files = Files { path: path.clone(), vocabulary: None };
-            let (model, _) = open_draft_model(&files, text.tokenizer.vocabulary(), vocab_size)?;
-            Drafters { model: Some(model), ..Drafters::by_lookup(true) }
-        }
-    };
+    let draft_model = args.draft_model.as_ref().map(|path| {
+        let files = Files { path: path.clone(), vocabulary: None };
+        open_draft_model(&files, text.tokenizer.vocabulary(), vocab_size).map(|(model, _)| model)
+    });
+    let drafters = Drafters::by_lookup(draft_model.transpose()?);
     let rules = || TextRules {
         vocabulary: Arc::clone(text.tokenizer.vocabulary()),
         eos: Arc::from([]),

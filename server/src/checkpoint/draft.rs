@@ -21,10 +21,10 @@ pub fn open_draft_model(
 ) -> Result<(DraftModel, u64), OpenError> {
     supported::check(&files.path)?;
     let options = OpenOptions { slots: DRAFT_SLOTS, ..OpenOptions::default() };
-    match BackendChoice::default().open(DeviceChoice::Cpu, &files.path)? {
-        OpenDevice::Candle(device) => model(files, by_candle(&files.path, &device, &options)?, vocabulary, vocab_size),
-        _ => model(files, on_cpu(&files.path, &options)?, vocabulary, vocab_size),
+    if let OpenDevice::Candle(device) = BackendChoice::default().open(DeviceChoice::Cpu, &files.path)? {
+        return model(files, by_candle(&files.path, &device, &options)?, vocabulary, vocab_size);
     }
+    model(files, on_cpu(&files.path, &options)?, vocabulary, vocab_size)
 }
 
 fn model<B: Backend + 'static>(

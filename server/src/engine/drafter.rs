@@ -5,8 +5,9 @@ use super::row_drafts::RowDrafts;
 
 /// Proposes tokens. What it proposes changes how many steps a text takes, and never the text.
 pub trait Drafter: Send {
-    /// Appends at most `most` tokens that may follow `recent`, the last tokens of a text, to `draft`, which is empty.
-    fn draft(&mut self, recent: &[u32], most: usize, draft: &mut Vec<u32>);
+    /// Appends at most `most` tokens that may follow `recent`, the last tokens of a text, to `draft`, which is empty. Where a
+    /// draft model would do better than a guess, it should be `sure`.
+    fn draft(&mut self, recent: &[u32], most: usize, sure: bool, draft: &mut Vec<u32>);
 }
 
 /// What proposes drafts; by default, nothing.
@@ -19,11 +20,9 @@ pub struct Drafters {
 }
 
 impl Drafters {
-    /// Lookups of what has followed the last tokens of a text when they last occurred in it (prompt lookup). With a draft model
-    /// besides, which is yet to be added, only long ends of a text are looked up.
-    pub fn by_lookup(with_model: bool) -> Self {
-        let shortest = if with_model { LONGEST } else { SHORTEST };
-        Self { lookup: Some(Box::new(NgramDrafter { shortest })), model: None }
+    /// Lookups of what has followed the last tokens of a text when they last occurred in it (prompt lookup), and a draft model.
+    pub fn by_lookup(model: Option<DraftModel>) -> Self {
+        Self { lookup: Some(Box::new(NgramDrafter)), model }
     }
 }
 
@@ -49,19 +48,16 @@ impl Speculation {
 
 /// The longest end of a text that is searched for,
 const LONGEST: usize = 4;
-/// and the shortest, unless a draft model knows better.
+/// and the shortest, unless it has to be sure.
 const SHORTEST: usize = 2;
 
 /// Proposes what has followed the last tokens of the text when they last occurred in it.
 #[derive(Clone, Copy, Debug)]
-struct NgramDrafter {
-    /// Tokens that must have occurred.
-    shortest: usize,
-}
+struct NgramDrafter;
 
 impl Drafter for NgramDrafter {
-    fn draft(&mut self, recent: &[u32], most: usize, draft: &mut Vec<u32>) {
-        let Some(after) = continuation(recent, self.shortest) else { return };
+    fn draft(&mut self, recent: &[u32], most: usize, sure: bool, draft: &mut Vec<u32>) {
+        let Some(after) = continuation(recent, if sure { LONGEST } else { SHORTEST }) else { return };
         // What overlaps with the end repeats itself.
         for at in 0..most {
             let token = recent.get(after + at).or_else(|| draft.get(after + at - recent.len())).copied();
@@ -96,7 +92,7 @@ mod tests {
 
     fn draft(recent: &[u32], most: usize) -> Vec<u32> {
         let mut draft = Vec::new();
-        NgramDrafter { shortest: SHORTEST }.draft(recent, most, &mut draft);
+        NgramDrafter.draft(recent, most, false, &mut draft);
         draft
     }
 
@@ -115,12 +111,11 @@ mod tests {
     }
 
     #[test]
-    fn beside_a_draft_model_only_the_longest_end_counts() {
+    fn only_the_longest_end_is_sure() {
         let mut draft = Vec::new();
-        let mut sure = NgramDrafter { shortest: LONGEST };
-        sure.draft(&[1, 2, 3, 4, 0, 2, 3, 4], 1, &mut draft);
+        NgramDrafter.draft(&[1, 2, 3, 4, 0, 2, 3, 4], 1, true, &mut draft);
         assert_eq!(draft, [0u32; 0]);
-        sure.draft(&[1, 2, 3, 4, 5, 0, 1, 2, 3, 4], 1, &mut draft);
+        NgramDrafter.draft(&[1, 2, 3, 4, 5, 0, 1, 2, 3, 4], 1, true, &mut draft);
         assert_eq!(draft, [5]);
     }
 

@@ -129,6 +129,11 @@ impl RowDrafts {
         self.recent[end.saturating_sub(RECENT)..end].to_vec()
     }
 
+    /// Whether a draft model has been right more often than what was looked up.
+    pub(super) fn trusts_model(&self) -> bool {
+        self.shares[Origin::Model as usize] > self.shares[Origin::Lookup as usize]
+    }
+
     /// Lets `draft` look up tokens that may follow the last ones.
     pub(super) fn look_up(&mut self, draft: impl FnOnce(&[u32], &mut Vec<u32>)) {
         self.followed = 0;
@@ -222,6 +227,7 @@ mod tests {
             drafts.expected(1) - 1.0
         };
         assert!((one(&mut drafts) - FIRST_OF_MODEL).abs() < 1e-9);
+        assert!(drafts.trusts_model());
         drafts.propose(&[7, 8, 9]);
         assert_eq!((drafts.proposed(), drafts.available()), (&[7, 8][..], 2));
         drafts.push(7);
@@ -232,6 +238,7 @@ mod tests {
             drafts.push(6);
         }
         assert!((one(&mut drafts) - LEAST).abs() < 1e-9);
+        assert!(!drafts.trusts_model());
         after(&mut drafts, &[1], &[]);
         assert!((drafts.expected(1) - 1.0 - FIRST).abs() < 1e-9, "a lookup's share is as before");
         (0..2048).for_each(|_| drafts.push(6));

@@ -75,7 +75,7 @@ pub fn spawn<M: LanguageModel + 'static>(
     rules: TextRules,
     options: EngineOptions,
 ) -> Result<(EngineHandle, EngineThread), EngineError> {
-    spawn_with(model, rules, options, Drafters::by_lookup(false))
+    spawn_with(model, rules, options, Drafters::by_lookup(None))
 }
 
 /// [`spawn`] with other drafters.

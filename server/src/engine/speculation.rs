@@ -72,9 +72,10 @@ impl<M: LanguageModel> Worker<M> {
             let left = generation.max_tokens.saturating_sub(generation.generated + 1);
             let most = left.min(*most);
             if let Some(drafts) = &mut sequence.drafts {
+                let sure = model.is_some() && drafts.trusts_model();
                 drafts.look_up(|recent, draft| {
                     if let Some(lookup) = lookup {
-                        lookup.draft(recent, most, draft);
+                        lookup.draft(recent, most, sure, draft);
                     }
                 });
                 let of_model = if model.is_some() { costs.worth_asking(most) } else { 0 };

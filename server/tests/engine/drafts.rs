@@ -50,7 +50,7 @@ struct Adversary {
 }
 
 impl Drafter for Adversary {
-    fn draft(&mut self, recent: &[u32], most: usize, draft: &mut Vec<u32>) {
+    fn draft(&mut self, recent: &[u32], most: usize, _: bool, draft: &mut Vec<u32>) {
         let count = self.rng.random_range(0..=most);
         let right = *[0, count, self.rng.random_range(0..=count)].choose(&mut self.rng).unwrap();
         let known = self.known.lock().unwrap();
@@ -142,7 +142,7 @@ fn texts_with_drafts_are_those_without_bit_for_bit() {
     let (plain, _thread) = plain();
     let adversary = Adversary { known: Arc::clone(&known), rng: StdRng::seed_from_u64(7) };
     let engines =
-        [engine(6, by_lookup(adversary)), engine(16, Drafters::by_lookup(false)), engine(5, by_model(quantised(8)))];
+        [engine(6, by_lookup(adversary)), engine(16, Drafters::by_lookup(None)), engine(5, by_model(quantised(8)))];
     let limits = &shipped().limits;
     let request = |one: &RequestParameters| Request::new(one.clone(), limits).unwrap();
     let history = |one: &RequestParameters| match &one.start {
@@ -199,7 +199,7 @@ fn repetitive(max_tokens: usize) -> RequestParameters {
 #[test]
 fn a_repetitive_text_takes_fewer_steps_and_never_more_tokens_than_asked_for() {
     let (plain, _plain) = plain();
-    let (engine, _thread) = engine(16, Drafters::by_lookup(false));
+    let (engine, _thread) = engine(16, Drafters::by_lookup(None));
     for max_tokens in [1, 2, 3, 5, 17, 18, 64, 200] {
         let steps = engine.stats().steps;
         let request = || Request::new(repetitive(max_tokens), &shipped().limits).unwrap();
@@ -219,7 +219,7 @@ fn a_repetitive_text_takes_fewer_steps_and_never_more_tokens_than_asked_for() {
 struct Recorder(Arc<Mutex<Vec<Vec<u32>>>>);
 
 impl Drafter for Recorder {
-    fn draft(&mut self, recent: &[u32], _: usize, _: &mut Vec<u32>) {
+    fn draft(&mut self, recent: &[u32], _: usize, _: bool, _: &mut Vec<u32>) {
         self.0.lock().unwrap().push(recent.to_vec());
     }
 }
@@ -249,7 +249,7 @@ fn drafts_are_found_in_earlier_turns_while_their_state_is_in_memory() {
 #[test]
 fn an_interrupted_or_cancelled_text_leaves_no_drafts_behind() {
     let (plain, _plain) = plain();
-    let (engine, _thread) = engine(16, Drafters::by_lookup(false));
+    let (engine, _thread) = engine(16, Drafters::by_lookup(None));
     let limits = &shipped().limits;
     for _ in 0..8 {
         let mut stream = engine.submit(Request::new(repetitive(100_000), limits).unwrap()).unwrap();

@@ -27,7 +27,7 @@ fn run(engine: &EngineHandle, one: &RequestParameters, begun: Option<&Run>) -> R
 
 #[test]
 fn a_text_that_is_cut_anywhere_and_resumed_is_the_whole_text() {
-    let ((first, _one), (second, _two)) = (plain(), engine(16, Drafters::by_lookup(false)));
+    let ((first, _one), (second, _two)) = (plain(), engine(16, Drafters::by_lookup(None)));
     let mut rng = StdRng::seed_from_u64(11);
     let mut before: Option<Arc<Snapshot>> = None;
     let (mut resumed, mut unsettled) = (0, 0);

@@ -120,7 +120,7 @@ fn softmax_attends_to_a_random_past() {
 #[test]
 fn drafts_are_measured_with_the_texts_that_they_save_time_for() {
     let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("weights/checkpoints/tidegate-tiny");
-    let list = ["--draft", "--prompt", "300", "--steps", "40", "--rounds", "2"];
+    let list = ["--device", "cpu", "--draft", "--prompt", "300", "--steps", "40", "--rounds", "2"];
     let with = [&list[..], &["--draft-model", shipped.to_str().unwrap(), "--output", "json"]].concat();
     let text = output(&with, run(&with));
     let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
