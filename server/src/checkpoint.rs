@@ -9,6 +9,7 @@ mod device;
 mod draft;
 mod error;
 mod fingerprint;
+mod load;
 mod native;
 mod supported;
 mod whole;
@@ -19,24 +20,19 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use sha2::{Digest, Sha256};
-use tidegate_model::candle::{self, CandleDecoder};
+use tidegate_model::candle;
 #[cfg(feature = "cuda")]
 use tidegate_model::checkpoint::LoadError;
 use tidegate_model::checkpoint::{FileKind, Stored};
 #[cfg(feature = "cuda")]
 use tidegate_model::cuda::CudaDecoder;
-use tidegate_model::sampling::SamplingParams;
-use tidegate_model::{
-    Backend, Decoder, Device, LanguageModel, ModelRunner, Pool, PoolOptions, StateType, Threads, checkpoint,
-};
+use tidegate_model::{Backend, LanguageModel, ModelRunner, StateType, checkpoint};
 
 use crate::api::Served;
-use crate::engine::{
-    Drafters, EngineOptions, EngineThread, Limits, Sources, TextRules, recommended_sampling, spawn_with,
-};
+use crate::engine::{Drafters, EngineOptions, EngineThread, Limits, Sources, TextRules, spawn_with};
 use crate::ram::ModelMemory;
 use crate::session::{Codec, Fingerprint, Keys, PrefixIndex, hex};
-use crate::text::{ChatTemplate, Grammars, HelperCommand, Tokenizer};
+use crate::text::{Grammars, HelperCommand};
 
 pub use backend::{BackendChoice, BackendChoiceError};
 pub use choice::{DeviceChoice, DeviceChoiceError};
@@ -46,24 +42,14 @@ pub use device::OpenDevice;
 pub use draft::open_draft_model;
 pub use error::{DeviceError, OpenError};
 use fingerprint::Digests;
+pub use load::{CPU_SLOTS, Files, TextFiles};
+use load::{Loaded, by_candle, on_cpu, resident_weights};
 pub use native::refused_native;
 use supported::Described;
 pub use supported::{refused_config, refused_gguf, refused_type};
 
-/// Default number of conversations that run at once on a CPU: more of them slow each other down.
-pub const CPU_SLOTS: usize = 64;
-
 /// Most slots that a CUDA device gets by default: with more, each token takes the time of several steps.
 pub const MOST_GPU_SLOTS: usize = 1 << 14;
-
-/// The files of a model.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Files {
-    /// The folder, or the file that is a model.
-    pub path: PathBuf,
-    /// RWKV's vocabulary file, for a file that has none in its folder.
-    pub vocabulary: Option<PathBuf>,
-}
 
 /// How a checkpoint is served.
 #[derive(Clone, Debug)]
@@ -207,7 +193,7 @@ pub fn open_on(folder: &Path, device: &OpenDevice, options: &OpenOptions) -> Res
             Err(error) if !cuda::is_of_the_device(&error) => Err(error),
             Err(error) if options.device == DeviceChoice::Auto => {
                 tracing::warn!(%device, "using the CPU: {error}");
-                serve(folder, &OpenDevice::Cpu, options, || on_cpu(folder, options))
+                serve(folder, &OpenDevice::Cpu, options, || on_cpu(folder, options.slots, options.state))
             }
             Err(error @ OpenError::Device(_)) => Err(error),
             Err(error) => Err(DeviceError::Unable { device: device.to_string(), reason: error.to_string() }.into()),
@@ -215,63 +201,9 @@ pub fn open_on(folder: &Path, device: &OpenDevice, options: &OpenOptions) -> Res
         };
     }
     if let OpenDevice::Candle(on) = device {
-        return serve(folder, device, options, || by_candle(folder, on, options));
+        return serve(folder, device, options, || by_candle(folder, on, options.slots, options.state));
     }
-    serve(folder, device, options, || on_cpu(folder, options))
-}
-
-/// What a model has besides its weights.
-pub struct TextFiles {
-    /// Its tokens.
-    pub tokenizer: Tokenizer,
-    /// How a conversation is written, for a model of conversations.
-    pub template: Option<ChatTemplate>,
-    /// How tokens are sampled unless a request says otherwise.
-    pub sampling: SamplingParams,
-}
-
-impl TextFiles {
-    /// Those of the model in `folder`, with its number of tokens and those that end a text. vocabulary: of a file that has none
-    ///
-    /// # Errors
-    /// A file is missing or wrong.
-    pub fn load(folder: &Path, vocabulary: Option<&Path>, vocab_size: usize, eos: &[u32]) -> Result<Self, OpenError> {
-        let (tokenizer, template) = if folder.is_file() {
-            whole::text(folder, vocabulary, vocab_size, eos)?
-        } else {
-            let tokenizer = Tokenizer::load(folder, vocab_size, eos)?;
-            let template = ChatTemplate::load_for(folder, &tokenizer)?;
-            (tokenizer, template)
-        };
-        let sampling = recommended_sampling(tokenizer.defaults(), vocab_size)?;
-        Ok(Self { tokenizer, template, sampling })
-    }
-}
-
-/// A decoder and its slots.
-type Loaded<B> = (B, Pool<<B as Backend>::States>);
-
-fn on_cpu(folder: &Path, options: &OpenOptions) -> Result<Loaded<Decoder>, OpenError> {
-    let stored = Stored::open(folder)?;
-    let decoder = stored.decoder()?;
-    for repacked in stored.repacked()? {
-        tracing::info!(model = %folder.display(), "{repacked}");
-    }
-    let slots = if options.slots == 0 { CPU_SLOTS } else { options.slots };
-    let pool = decoder.new_pool_with(PoolOptions { state: options.state, ..PoolOptions::new(slots) });
-    Ok((decoder, pool.map_err(|source| OpenError::Slots { slots, source })?))
-}
-
-fn by_candle(folder: &Path, device: &Device, options: &OpenOptions) -> Result<Loaded<CandleDecoder>, OpenError> {
-    if options.state != StateType::F32 {
-        let reason = "the candle backend keeps states in f32: --state must be f32".into();
-        return Err(OpenError::Unsupported { path: folder.into(), reason });
-    }
-    let decoder = candle::Checkpoint::open(folder)?.decoder(device)?;
-    tracing::info!(model = %folder.display(), "candle computes this model of {}", decoder.config().family());
-    let slots = if options.slots == 0 { CPU_SLOTS } else { options.slots };
-    let pool = decoder.new_pool(slots, Threads::global().count());
-    Ok((decoder, pool.map_err(|source| OpenError::Slots { slots, source })?))
+    serve(folder, device, options, || on_cpu(folder, options.slots, options.state))
 }
 
 #[cfg(feature = "cuda")]
@@ -365,13 +297,6 @@ fn serve<B: Backend + 'static>(
         engine,
     };
     Ok((served, thread))
-}
-
-/// Bytes of a model's weights on the CPU. A decoder counts what a token reads, which may be less than the file has.
-fn resident_weights(folder: &Path, decoder: &impl Backend) -> u64 {
-    let files = checkpoint::weights_files(folder).unwrap_or_default();
-    let stored = files.iter().map(|path| std::fs::metadata(path).map_or(0, |file| file.len())).sum::<u64>();
-    stored.max(decoder.resident_bytes() as u64)
 }
 
 /// The name of a model that is given none: its folder's; of a GGUF file the one that it has, or else the file's.

@@ -64,6 +64,7 @@ pub(super) fn run(args: &BenchArgs, plan: &Plan, folder: &Path) -> Result<()> {
     if let [threads] = args.threads[..] {
         ensure!(Threads::configure(threads), "--threads {threads}: the system allows {}", Threads::global().count());
     }
+    ensure!(plan.steps > 1 && plan.prompt > 0, "--draft: --steps must be at least 2, and --prompt at least 1");
     ensure!(args.threads.len() < 2, "--draft is measured with one number of threads; give --threads once");
     let mut rows = Vec::new();
     for subject in &plan.subjects {

@@ -12,7 +12,7 @@ mod report;
 mod roofline;
 mod runner;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Result, ensure};
@@ -28,15 +28,12 @@ use roofline::MachineLimits;
 
 /// Measures and prints. `default` gives the model's folder if the command line names none.
 pub(crate) fn run(args: &BenchArgs, default: impl FnOnce() -> Result<PathBuf>) -> Result<()> {
-    if args.draft && args.shape.is_some() {
-        let plan = Plan::new(args, args.device.open()?, Path::new(""))?;
-        return drafts::run(args, &plan, &default()?);
-    }
     let (device, model) = match (args.shape, &args.model) {
         (Some(_), _) => {
             let own = args.backend != BackendChoice::Candle;
             ensure!(own, "--shape: random weights are for our own kernels; --backend candle measures a --model");
-            (args.device.open()?, PathBuf::new())
+            // Texts of random weights take another model's tokenizer.
+            (args.device.open()?, if args.draft { default()? } else { PathBuf::new() })
         }
         (None, model) => {
             let model = model.clone().map_or_else(default, Ok)?;

@@ -1,30 +1,31 @@
 //! The draft model: another checkpoint with the same tokens, on the CPU.
 
-use tidegate_model::{Backend, LanguageModel, ModelRunner};
+use tidegate_model::{Backend, LanguageModel, ModelRunner, StateType};
 
 use super::backend::BackendChoice;
 use super::choice::DeviceChoice;
-use super::{
-    Files, Loaded, OpenDevice, OpenError, OpenOptions, TextFiles, by_candle, on_cpu, resident_weights, supported,
-};
+use super::device::OpenDevice;
+use super::error::OpenError;
+use super::load::{Files, Loaded, TextFiles, by_candle, on_cpu, resident_weights};
+use super::supported;
 use crate::engine::{DRAFT_SLOTS, DraftModel};
 use crate::text::Vocabulary;
 
 /// Loads the draft model of a model with this vocabulary, which has `vocab_size` logits. Returns also the bytes that it takes.
 ///
 /// # Errors
-/// As for [`open`](super::open), or its tokens are others.
+/// It cannot be loaded, or its tokens are others.
 pub fn open_draft_model(
     files: &Files,
     vocabulary: &Vocabulary,
     vocab_size: usize,
 ) -> Result<(DraftModel, u64), OpenError> {
     supported::check(&files.path)?;
-    let options = OpenOptions { slots: DRAFT_SLOTS, ..OpenOptions::default() };
+    let state = StateType::F32;
     if let OpenDevice::Candle(device) = BackendChoice::default().open(DeviceChoice::Cpu, &files.path)? {
-        return model(files, by_candle(&files.path, &device, &options)?, vocabulary, vocab_size);
+        return model(files, by_candle(&files.path, &device, DRAFT_SLOTS, state)?, vocabulary, vocab_size);
     }
-    model(files, on_cpu(&files.path, &options)?, vocabulary, vocab_size)
+    model(files, on_cpu(&files.path, DRAFT_SLOTS, state)?, vocabulary, vocab_size)
 }
 
 fn model<B: Backend + 'static>(
@@ -40,7 +41,8 @@ fn model<B: Backend + 'static>(
     }
     let weights = resident_weights(&files.path, &decoder);
     let runner = ModelRunner::new(decoder, pool);
-    let bytes = weights + (runner.slots() * runner.slot_bytes()) as u64;
+    // Each slot's state, and a copy of it from before the drafts.
+    let bytes = weights + (2 * runner.slots() * runner.slot_bytes()) as u64;
     let model = DraftModel::new(Box::new(runner), vocab_size).map_err(|error| unsupported(error.to_string()))?;
     Ok((model, bytes))
 }

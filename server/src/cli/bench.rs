@@ -36,7 +36,8 @@ Nothing is sampled: a step ends at the logits.
 
 --draft measures texts instead, of one row, which the engine samples with drafts and without, in turn. Code
 and a table are given (--prompt tokens are known, --steps are written), also for random weights; prose is
-what a checkpoint writes. Both texts of a round must be the same.";
+what a checkpoint writes, and the only text that shows how well a draft model knows it: the others are not
+the model's own. Both texts of a round must be the same.";
 
 /// The flags of `bench`.
 #[derive(Clone, Debug, Args)]

@@ -30,7 +30,9 @@ pub struct DraftModel {
 #[derive(Clone, Default)]
 struct TextState {
     text: u64,
-    /// Tokens.
+    /// The text's length in tokens.
+    length: u64,
+    /// Those of them that the state has read: of a long text, the end alone.
     read: u64,
     state: Vec<f32>,
     used: u64,
@@ -79,6 +81,10 @@ impl DraftModel {
     /// The model failed.
     pub(super) fn draft(&mut self, rows: Vec<DraftRow<'_>>, count: usize) -> Result<(), ModelError> {
         self.calls += 1;
+        // Another text of this step must not take their slots.
+        let texts: Vec<u64> = rows.iter().map(|row| row.drafts.text()).collect();
+        let wanted = self.states.iter_mut().filter(|state| state.used > 0 && texts.contains(&state.text));
+        wanted.for_each(|state| state.used = self.calls);
         let mut placed = Vec::with_capacity(rows.len());
         for mut row in rows {
             let slot = self.slot_of(row.drafts.text());
@@ -115,16 +121,18 @@ impl DraftModel {
     }
 
     /// Lets a slot read what it has not read of a text, in place of the drafts that it has read. Returns whether there was
-    /// anything; then the logits are those after it.
+    /// anything that it can read; then the logits are those after it.
     fn catch_up(&mut self, slot: usize, drafts: &RowDrafts) -> Result<bool, ModelError> {
         let (recent, state) = (drafts.recent(), &self.states[slot]);
-        let unread = drafts.length().saturating_sub(state.read) as usize;
+        let unread = drafts.length().saturating_sub(state.length) as usize;
         let knows = !state.state.is_empty() && unread <= CONTEXT.min(recent.len());
         let ids =
             if knows { &recent[recent.len() - unread..] } else { &recent[recent.len().saturating_sub(CONTEXT)..] };
-        if ids.is_empty() {
+        // Of a larger vocabulary, the served model may have read tokens that this one does not have.
+        if ids.is_empty() || ids.iter().any(|id| *id as usize >= self.model.vocab_size()) {
             return Ok(false);
         }
+        let read = if knows { state.read } else { 0 } + ids.len() as u64;
         if knows {
             self.model.import(slot, &state.state, state.read)?;
         } else {
@@ -133,7 +141,7 @@ impl DraftModel {
         self.read(slot, ids)?;
         let state = &mut self.states[slot];
         state.state = self.model.export(slot)?;
-        state.read = drafts.length();
+        (state.length, state.read) = (drafts.length(), read);
         Ok(true)
     }
 

@@ -77,7 +77,7 @@ impl CostSource {
         self.steps.observe(rows, time.as_secs_f64());
         self.since_drafts += 1;
         if self.since_drafts == FORGET {
-            self.with_drafts = PassTimes::default();
+            (self.with_drafts, self.draft_model) = (PassTimes::default(), PassTimes::default());
             self.since_drafts = 0;
         }
         self.with_drafts.observe(rows, time.as_secs_f64());
@@ -108,12 +108,12 @@ impl CostSource {
     }
 
     /// At most `most` drafts for a text, of a draft model, which could propose any number: none until steps without drafts have
-    /// been measured, and few until steps with some have.
+    /// been measured, and few until steps with some have, and the draft model itself.
     pub(super) fn worth_asking(&self, most: usize) -> usize {
-        match self.with_drafts.known().count() {
+        match (self.with_drafts.known().count(), self.draft_model.known().count()) {
             _ if self.fixed.is_some() => most,
-            0 => 0,
-            1 => most.min(FEW),
+            (0, _) => 0,
+            (1, _) | (_, 0) => most.min(FEW),
             _ => most,
         }
     }

@@ -66,31 +66,40 @@ impl<M: LanguageModel> Worker<M> {
         if !step.slots.iter().all(generating) {
             return 0;
         }
-        let (mut longest, mut by_model) = (0, 0);
-        for sequence in scheduler.sequences(&step.slots).flatten() {
-            let generation = &sequence.generation;
-            let left = generation.max_tokens.saturating_sub(generation.generated + 1);
-            let most = left.min(*most);
-            if let Some(drafts) = &mut sequence.drafts {
-                let sure = model.is_some() && drafts.trusts_model();
-                drafts.look_up(|recent, draft| {
-                    if let Some(lookup) = lookup {
-                        lookup.draft(recent, most, sure, draft);
+        // A draft model that takes more than it saves leaves the rows to lookups.
+        for with_model in [model.is_some(), false] {
+            let (mut longest, mut by_model) = (0, 0);
+            for sequence in scheduler.sequences(&step.slots).flatten() {
+                let generation = &sequence.generation;
+                let left = generation.max_tokens.saturating_sub(generation.generated + 1);
+                let most = left.min(*most);
+                let of_model = if with_model { costs.worth_asking(most) } else { 0 };
+                if let Some(drafts) = &mut sequence.drafts {
+                    let sure = of_model > 0 && drafts.trusts_model();
+                    drafts.look_up(|recent, draft| {
+                        if let Some(lookup) = lookup {
+                            lookup.draft(recent, most, sure, draft);
+                        }
+                    });
+                    if drafts.proposed().is_empty() && of_model > 0 {
+                        drafts.await_model(of_model);
+                        by_model += 1;
                     }
-                });
-                let of_model = if model.is_some() { costs.worth_asking(most) } else { 0 };
-                if drafts.proposed().is_empty() && of_model > 0 {
-                    drafts.await_model(of_model);
-                    by_model += 1;
+                    longest = longest.max(drafts.available());
                 }
-                longest = longest.max(drafts.available());
+            }
+            let costs = (costs.with_drafts(), costs.of_proposal(by_model));
+            let drafts = |slot: &usize| scheduler.sequence(*slot)?.drafts.as_ref();
+            let expected = |slot, count| drafts(&slot).map_or(1.0, |drafts| drafts.expected(count));
+            let best = best(&step.slots, longest, costs, expected);
+            if by_model == 0 {
+                return best;
+            }
+            if best > 0 {
+                return if self.ask_draft_model(best) { best } else { 0 };
             }
         }
-        let costs = (costs.with_drafts(), costs.of_proposal(by_model));
-        let drafts = |slot: &usize| scheduler.sequence(*slot)?.drafts.as_ref();
-        let best =
-            best(&step.slots, longest, costs, |slot, count| drafts(&slot).map_or(1.0, |drafts| drafts.expected(count)));
-        if best > 0 && by_model > 0 && !self.ask_draft_model(best) { 0 } else { best }
+        0
     }
 
     /// Lets the draft model propose tokens for the rows that wait for them; whether it did. One that fails is not asked again.

@@ -133,6 +133,7 @@ fn drafts_are_measured_with_the_texts_that_they_save_time_for() {
         assert!((line["ratio"].as_f64().unwrap() / ratio - 1.0).abs() < 1e-9, "{line}");
         assert!(number("without", "least") <= number("without", "most"), "{line}");
         assert!(line["accepted"].as_u64() <= line["drafted"].as_u64(), "{line}");
+        assert!(line["text"] == "code" || line["drafted"].as_u64() > Some(0), "{line}");
     }
     let shape = [&list[..], &["--shape", "12m", "--weights", "bf16,q8_0"]].concat();
     let table = output(&shape, run(&shape));
@@ -159,6 +160,7 @@ fn a_folder_from_the_environment_is_measured_and_errors_are_reported() {
         (&["--draft", "--batch", "8"], "cannot be used with"),
         (&["--draft", "--backend", "candle"], "--draft: models read drafts on the CPU alone"),
         (&["--draft", "--threads", "2"], "--threads"),
+        (&["--draft", "--prompt", "0"], "--prompt at least 1"),
         (&["--draft", "--prompt", "100000"], "--prompt and --steps: the given text has "),
         (&["--draft", "--shape", "12m", "--mixer", "softmax"], "cannot be used with"),
     ] {

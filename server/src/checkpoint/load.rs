@@ -1,0 +1,93 @@
+//! Loads the parts of a checkpoint: decoder and slots, and what belongs to its text.
+
+use std::path::{Path, PathBuf};
+
+use tidegate_model::candle::{self, CandleDecoder};
+use tidegate_model::checkpoint::Stored;
+use tidegate_model::sampling::SamplingParams;
+use tidegate_model::{Backend, Decoder, Device, Pool, PoolOptions, StateType, Threads, checkpoint};
+
+use super::error::OpenError;
+use super::whole;
+use crate::engine::recommended_sampling;
+use crate::text::{ChatTemplate, Tokenizer};
+
+/// Default number of conversations that run at once on a CPU: more of them slow each other down.
+pub const CPU_SLOTS: usize = 64;
+
+/// The files of a model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Files {
+    /// The folder, or the file that is a model.
+    pub path: PathBuf,
+    /// RWKV's vocabulary file, for a file that has none in its folder.
+    pub vocabulary: Option<PathBuf>,
+}
+
+/// What a model has besides its weights.
+pub struct TextFiles {
+    /// Its tokens.
+    pub tokenizer: Tokenizer,
+    /// How a conversation is written, for a model of conversations.
+    pub template: Option<ChatTemplate>,
+    /// How tokens are sampled unless a request says otherwise.
+    pub sampling: SamplingParams,
+}
+
+impl TextFiles {
+    /// Those of the model in `folder`, with its number of tokens and those that end a text. vocabulary: of a file that has none
+    ///
+    /// # Errors
+    /// A file is missing or wrong.
+    pub fn load(folder: &Path, vocabulary: Option<&Path>, vocab_size: usize, eos: &[u32]) -> Result<Self, OpenError> {
+        let (tokenizer, template) = if folder.is_file() {
+            whole::text(folder, vocabulary, vocab_size, eos)?
+        } else {
+            let tokenizer = Tokenizer::load(folder, vocab_size, eos)?;
+            let template = ChatTemplate::load_for(folder, &tokenizer)?;
+            (tokenizer, template)
+        };
+        let sampling = recommended_sampling(tokenizer.defaults(), vocab_size)?;
+        Ok(Self { tokenizer, template, sampling })
+    }
+}
+
+/// A decoder and its slots.
+pub(super) type Loaded<B> = (B, Pool<<B as Backend>::States>);
+
+/// A model of our own kernels on the CPU, with so many slots; 0 means [`CPU_SLOTS`].
+pub(super) fn on_cpu(folder: &Path, slots: usize, state: StateType) -> Result<Loaded<Decoder>, OpenError> {
+    let stored = Stored::open(folder)?;
+    let decoder = stored.decoder()?;
+    for repacked in stored.repacked()? {
+        tracing::info!(model = %folder.display(), "{repacked}");
+    }
+    let slots = if slots == 0 { CPU_SLOTS } else { slots };
+    let pool = decoder.new_pool_with(PoolOptions { state, ..PoolOptions::new(slots) });
+    Ok((decoder, pool.map_err(|source| OpenError::Slots { slots, source })?))
+}
+
+/// The same for a model that candle computes.
+pub(super) fn by_candle(
+    folder: &Path,
+    device: &Device,
+    slots: usize,
+    state: StateType,
+) -> Result<Loaded<CandleDecoder>, OpenError> {
+    if state != StateType::F32 {
+        let reason = "the candle backend keeps states in f32: --state must be f32".into();
+        return Err(OpenError::Unsupported { path: folder.into(), reason });
+    }
+    let decoder = candle::Checkpoint::open(folder)?.decoder(device)?;
+    tracing::info!(model = %folder.display(), "candle computes this model of {}", decoder.config().family());
+    let slots = if slots == 0 { CPU_SLOTS } else { slots };
+    let pool = decoder.new_pool(slots, Threads::global().count());
+    Ok((decoder, pool.map_err(|source| OpenError::Slots { slots, source })?))
+}
+
+/// Bytes of a model's weights on the CPU. A decoder counts what a token reads, which may be less than the file has.
+pub(super) fn resident_weights(folder: &Path, decoder: &impl Backend) -> u64 {
+    let files = checkpoint::weights_files(folder).unwrap_or_default();
+    let stored = files.iter().map(|path| std::fs::metadata(path).map_or(0, |file| file.len())).sum::<u64>();
+    stored.max(decoder.resident_bytes() as u64)
+}
