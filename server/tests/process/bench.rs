@@ -133,7 +133,7 @@ fn drafts_are_measured_with_the_texts_that_they_save_time_for() {
         assert!((line["ratio"].as_f64().unwrap() / ratio - 1.0).abs() < 1e-9, "{line}");
         assert!(number("without", "least") <= number("without", "most"), "{line}");
         assert!(line["accepted"].as_u64() <= line["drafted"].as_u64(), "{line}");
-        assert!(line["text"] == "code" || line["drafted"].as_u64() > Some(0), "{line}");
+        assert!(line["text"] != "table" || line["drafted"].as_u64() > Some(0), "{line}");
     }
     let shape = [&list[..], &["--shape", "12m", "--weights", "bf16,q8_0"]].concat();
     let table = output(&shape, run(&shape));
