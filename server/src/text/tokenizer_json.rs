@@ -15,7 +15,7 @@ use super::vocabulary::{Vocabulary, byte_of};
 
 /// A tokenizer.
 pub(super) struct TokenizerJson {
-    library: Arc<Library>,
+    tokenizer: Arc<Library>,
     /// `None` if a text can only be encoded as a whole.
     splitter: Option<Splitter>,
     /// The tokenizer for texts that continue others, if it differs.
@@ -36,7 +36,8 @@ impl Library {
         Arc::new(Self { inner, plain: OnceLock::new() })
     }
 
-    fn tokenizer(&self, plain: bool) -> &tokenizers::Tokenizer {
+    /// The one for plain text, or the other.
+    fn choose(&self, plain: bool) -> &tokenizers::Tokenizer {
         if !plain {
             return &self.inner;
         }
@@ -69,22 +70,25 @@ impl TokenizerJson {
         if matches!(inner.get_decoder(), Some(DecoderWrapper::ByteLevel(_))) {
             let vocabulary = vocabulary(&inner, vocab_size, byte_level, String::into_bytes)?;
             let splitter = Splitter::of(&inner, longest(&vocabulary));
-            return Ok((Self { library: Library::new(inner), splitter, more: None, after_special: None }, vocabulary));
+            return Ok((
+                Self { tokenizer: Library::new(inner), splitter, more: None, after_special: None },
+                vocabulary,
+            ));
         }
         sentence_pieces::check(&inner)?;
         let bytes = |text: String| sentence_pieces::bytes(&text);
         let mut vocabulary = vocabulary(&inner, vocab_size, bytes, bytes)?;
         let splitter = Splitter::of_sentence_pieces(&inner, longest(&vocabulary));
         let continuing = sentence_pieces::continuing(&inner)?;
-        let library = Library::new(inner);
+        let whole = Library::new(inner);
         let more = continuing.map(|Continuing { tokenizer, after_special }| {
-            let after_special = after_special.then(|| Arc::clone(&library));
-            Box::new(Self { library: Library::new(tokenizer), splitter: splitter.clone(), more: None, after_special })
+            let after_special = after_special.then(|| Arc::clone(&whole));
+            Box::new(Self { tokenizer: Library::new(tokenizer), splitter: splitter.clone(), more: None, after_special })
         });
         if more.is_some() {
             vocabulary = vocabulary.with_added_space();
         }
-        Ok((Self { library, splitter, more, after_special: None }, vocabulary))
+        Ok((Self { tokenizer: whole, splitter, more, after_special: None }, vocabulary))
     }
 
     fn more(&self) -> &Self {
@@ -93,7 +97,7 @@ impl TokenizerJson {
 
     /// The ids of `text`; with `whole`, those of the special tokens around it too.
     fn ids(&self, text: &str, whole: bool, plain: bool) -> Result<Vec<u32>, TextError> {
-        let tokenizer = self.library.tokenizer(plain);
+        let tokenizer = self.tokenizer.choose(plain);
         let Some(library) = &self.after_special else { return ids(tokenizer, text, whole) };
         let encoding = caught(|| tokenizer.encode(text, whole))?;
         let added = tokenizer.get_added_vocabulary().get_added_tokens_decoder();
@@ -102,12 +106,12 @@ impl TokenizerJson {
         let all = encoding.get_ids();
         let Some(first) = all.iter().position(divides) else { return Ok(all.to_vec()) };
         let (start, _) = encoding.get_offsets()[first];
-        Ok([&all[..first], &ids(library.tokenizer(plain), &text[start..], false)?].concat())
+        Ok([&all[..first], &ids(library.choose(plain), &text[start..], false)?].concat())
     }
 
     /// The special tokens that come before every text, but not those after it.
     pub(super) fn begin(&self) -> Result<Vec<u32>, TextError> {
-        let (bare, mut all) = (ids(&self.library.inner, "a", false)?, ids(&self.library.inner, "a", true)?);
+        let (bare, mut all) = (ids(&self.tokenizer.inner, "a", false)?, ids(&self.tokenizer.inner, "a", true)?);
         let before = all.windows(bare.len().max(1)).position(|window| window == bare).unwrap_or(0);
         all.truncate(before);
         Ok(all)
@@ -137,16 +141,16 @@ impl Encoder for TokenizerJson {
     }
 
     fn special(&self, id: u32) -> Option<&str> {
-        let added = self.library.inner.get_added_vocabulary().get_added_tokens_decoder().get(&id)?;
+        let added = self.tokenizer.inner.get_added_vocabulary().get_added_tokens_decoder().get(&id)?;
         added.special.then_some(added.content.as_str())
     }
 
     fn name(&self, id: u32) -> Option<String> {
-        Some(self.library.inner.id_to_token(id).unwrap_or_default())
+        Some(self.tokenizer.inner.id_to_token(id).unwrap_or_default())
     }
 
     fn id(&self, text: &str) -> Option<u32> {
-        self.library.inner.token_to_id(text)
+        self.tokenizer.inner.token_to_id(text)
     }
 }
 
