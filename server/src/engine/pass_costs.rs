@@ -53,7 +53,7 @@ pub(super) struct CostSource {
     chunks: PassTimes,
     /// Steps by the tokens that they read, with drafts and without.
     with_drafts: PassTimes,
-    /// Passes of a draft model, by rows.
+    /// Proposals of a draft model, by their tokens.
     draft_model: PassTimes,
     /// Steps without drafts since the last one with some.
     since_drafts: u32,
@@ -89,9 +89,9 @@ impl CostSource {
         self.with_drafts.observe(tokens, time.as_secs_f64());
     }
 
-    /// Notes how long a draft model took for a token of each of `rows`.
-    pub(super) fn proposed(&mut self, rows: usize, time: Duration) {
-        self.draft_model.observe(rows, time.as_secs_f64());
+    /// Notes how long a draft model took to propose `tokens` tokens.
+    pub(super) fn proposed(&mut self, tokens: usize, time: Duration) {
+        self.draft_model.observe(tokens, time.as_secs_f64());
     }
 
     /// Notes how long a chunk took.
@@ -118,10 +118,12 @@ impl CostSource {
         }
     }
 
-    /// What a draft model's token costs for each of `rows`; nothing until that has been measured.
-    pub(super) fn of_proposal(&self, rows: usize) -> f64 {
+    /// The cost of a draft model's proposals by their tokens; its base is catching up with the text. Nothing until it and steps
+    /// with drafts have been measured.
+    pub(super) fn of_proposals(&self) -> PassCost {
         let measured = || self.draft_model.cost().filter(|_| self.with_drafts.known().count() > 1);
-        if self.fixed.is_some() || rows == 0 { 0.0 } else { measured().map_or(0.0, |cost| cost.of(rows)) }
+        let measured = if self.fixed.is_some() { None } else { measured() };
+        measured.unwrap_or(PassCost { base: 0.0, each: 0.0 })
     }
 
     /// The costs; `None` as long as no step has been measured. Until a chunk has been, its tokens count as rows.
@@ -259,18 +261,21 @@ mod tests {
     #[test]
     fn a_draft_model_is_asked_as_far_as_costs_are_known() {
         let mut costs = CostSource::new(None);
-        let (one, five) = (Duration::from_millis(10), Duration::from_millis(15));
-        assert_eq!((costs.worth_asking(16), costs.of_proposal(1)), (0, 0.0));
+        let [one, three, five] = [10, 13, 16].map(Duration::from_millis);
+        let nothing = PassCost { base: 0.0, each: 0.0 };
+        assert_eq!((costs.worth_asking(16), costs.of_proposals()), (0, nothing));
         (0..SAMPLES).for_each(|_| costs.stepped(1, one));
         assert_eq!((costs.worth_asking(16), costs.worth_asking(3)), (FEW, 3));
-        (0..SAMPLES).for_each(|_| costs.proposed(1, Duration::from_millis(2)));
-        assert_eq!(costs.of_proposal(1), 0.0, "in units that are not known");
         (0..SAMPLES).for_each(|_| costs.drafted(5, five));
-        assert_eq!((costs.worth_asking(16), costs.of_proposal(0)), (16, 0.0));
-        assert!((costs.of_proposal(1) - 0.002).abs() < 1e-9);
+        assert_eq!(costs.worth_asking(16), FEW, "the draft model is yet to be measured");
+        for (tokens, time) in [(1, one), (2, three)] {
+            (0..SAMPLES).for_each(|_| costs.proposed(tokens, time));
+        }
+        assert_eq!(costs.worth_asking(16), 16);
+        assert!(close(costs.of_proposals(), PassCost { base: 0.007, each: 0.003 }), "{:?}", costs.of_proposals());
         let each = PassCost { base: 1.0, each: 0.0 };
         let fixed = CostSource::new(Some(PassCosts { step: each, chunk: each }));
-        assert_eq!((fixed.worth_asking(16), fixed.of_proposal(1)), (16, 0.0));
+        assert_eq!((fixed.worth_asking(16), fixed.of_proposals()), (16, nothing));
     }
 
     #[test]

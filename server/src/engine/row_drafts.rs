@@ -33,7 +33,7 @@ pub(super) struct RowDrafts {
     /// Tells the text from others.
     text: u64,
     recent: Vec<u32>,
-    /// Tokens of the text, those included that are not kept any more.
+    /// Tokens of the text since those that are known of its prompt, and these.
     length: u64,
     origin: Origin,
     /// Drafts that a step may have for the text: those that are proposed, or as many as a draft model would propose.
@@ -86,7 +86,7 @@ impl RowDrafts {
         &self.recent
     }
 
-    /// The number of tokens of the text.
+    /// Tokens of the text that were ever known, as far as they have not been taken back.
     pub(super) fn length(&self) -> u64 {
         self.length
     }

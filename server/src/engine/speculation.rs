@@ -14,7 +14,6 @@ use tracing::error;
 use super::draft_model::{DRAFT_SLOTS, DraftRow};
 use super::drafter::{Drafters, Speculation};
 use super::error::{SequenceError, catch_panic};
-use super::pass_costs::PassCost;
 use super::row_drafts::{DraftCounts, Origin};
 use super::sequence::{Accepted, Sequence};
 use super::stats::add;
@@ -33,15 +32,8 @@ const GAIN: f64 = 1.05;
 const LOSS: f64 = 0.03;
 
 /// The number of drafts, at most `longest`, that gives the most tokens for the cost of a step of these rows without making
-/// any of them slow. `cost` is that of a step, and `each` that of proposing a draft for every row; `expected` are the tokens
-/// of a row for a number of drafts.
-fn best<R: Copy>(
-    rows: &[R],
-    longest: usize,
-    (cost, each): (PassCost, f64),
-    expected: impl Fn(R, usize) -> f64,
-) -> usize {
-    let cost = |drafts: usize| cost.of(rows.len() * (1 + drafts)) + each * drafts as f64;
+/// any of them slow. `cost` is that of a step whose rows have so many drafts each, and `expected` are the tokens of a row.
+fn best<R: Copy>(rows: &[R], longest: usize, cost: impl Fn(usize) -> f64, expected: impl Fn(R, usize) -> f64) -> usize {
     let rate = |drafts: usize| rows.iter().map(|row| expected(*row, drafts)).sum::<f64>() / cost(drafts);
     let is_fair = |drafts: &usize| {
         let least = (1.0 - LOSS) * cost(*drafts) / cost(0);
@@ -66,48 +58,51 @@ impl<M: LanguageModel> Worker<M> {
         if !step.slots.iter().all(generating) {
             return 0;
         }
+        let (steps, proposals) = (costs.with_drafts(), costs.of_proposals());
         // A draft model that takes more than it saves leaves the rows to lookups.
         for with_model in [model.is_some(), false] {
             let (mut longest, mut by_model) = (0, 0);
-            for sequence in scheduler.sequences(&step.slots).flatten() {
-                let generation = &sequence.generation;
+            for Sequence { generation, drafts, .. } in scheduler.sequences(&step.slots).flatten() {
                 let left = generation.max_tokens.saturating_sub(generation.generated + 1);
                 let most = left.min(*most);
                 let of_model = if with_model { costs.worth_asking(most) } else { 0 };
-                if let Some(drafts) = &mut sequence.drafts {
-                    let sure = of_model > 0 && drafts.trusts_model();
-                    drafts.look_up(|recent, draft| {
-                        if let Some(lookup) = lookup {
-                            lookup.draft(recent, most, sure, draft);
-                        }
-                    });
-                    if drafts.proposed().is_empty() && of_model > 0 {
-                        drafts.await_model(of_model);
-                        by_model += 1;
+                let Some(drafts) = drafts else { continue };
+                let sure = of_model > 0 && drafts.trusts_model();
+                drafts.look_up(|recent, draft| {
+                    if let Some(lookup) = lookup {
+                        lookup.draft(recent, most, sure, draft);
                     }
-                    longest = longest.max(drafts.available());
+                });
+                if drafts.proposed().is_empty() && of_model > 0 {
+                    drafts.await_model(of_model);
+                    by_model += 1;
                 }
+                longest = longest.max(drafts.available());
             }
-            let costs = (costs.with_drafts(), costs.of_proposal(by_model));
+            let cost = |drafts: usize| match by_model * drafts {
+                0 => steps.of(rows * (1 + drafts)),
+                proposed => steps.of(rows * (1 + drafts)) + proposals.of(proposed),
+            };
             let drafts = |slot: &usize| scheduler.sequence(*slot)?.drafts.as_ref();
             let expected = |slot, count| drafts(&slot).map_or(1.0, |drafts| drafts.expected(count));
-            let best = best(&step.slots, longest, costs, expected);
+            let best = best(&step.slots, longest, cost, expected);
             if by_model == 0 {
                 return best;
             }
             if best > 0 {
-                return if self.ask_draft_model(best) { best } else { 0 };
+                return self.ask_draft_model(best);
             }
         }
         0
     }
 
-    /// Lets the draft model propose tokens for the rows that wait for them; whether it did. One that fails is not asked again.
-    fn ask_draft_model(&mut self, count: usize) -> bool {
+    /// Lets the draft model propose `count` tokens for each row that waits for them. One that fails is not asked again.
+    /// Returns how many drafts the rows have at most.
+    fn ask_draft_model(&mut self, count: usize) -> usize {
         let Self { scheduler, step, costs, speculation: Some(Speculation { drafters, .. }), .. } = self else {
-            return false;
+            return 0;
         };
-        let Some(model) = &mut drafters.model else { return false };
+        let Some(model) = &mut drafters.model else { return 0 };
         let began = Instant::now();
         let rows = scheduler.sequences(&step.slots).flatten().filter_map(|sequence| {
             let drafts = sequence.drafts.as_mut().filter(|drafts| drafts.origin() == Origin::Model)?;
@@ -116,13 +111,14 @@ impl<M: LanguageModel> Worker<M> {
         let rows: Vec<DraftRow<'_>> = rows.collect();
         let asked = rows.len();
         match catch_panic(|| model.draft(rows, count)) {
-            Ok(()) => costs.proposed(asked, began.elapsed() / count as u32),
+            Ok(()) => costs.proposed(asked * count, began.elapsed()),
             Err(error) => {
                 error!(reason = error.reason, "the draft model failed and proposes nothing any more");
                 drafters.model = None;
             }
         }
-        drafters.model.is_some()
+        let drafts = scheduler.sequences(&step.slots).flatten().filter_map(|sequence| sequence.drafts.as_ref());
+        drafts.map(|drafts| drafts.proposed().len()).max().unwrap_or(0).min(count)
     }
 
     /// Makes the step that has begun with so many drafts for each row.
@@ -193,6 +189,7 @@ impl<M: LanguageModel> Worker<M> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::pass_costs::PassCost;
     use super::*;
 
     /// The tokens of a row whose drafts are right with this share.
@@ -200,10 +197,15 @@ mod tests {
         (0..=drafts).map(|power| share.powi(power as i32)).sum()
     }
 
+    /// The cost of a step of so many rows.
+    fn step(rows: usize, cost: PassCost) -> impl Fn(usize) -> f64 {
+        move |drafts| cost.of(rows * (1 + drafts))
+    }
+
     #[test]
     fn drafts_are_read_where_they_pay() {
         let memory_bound = PassCost { base: 10.0, each: 1.0 };
-        let best = |shares: &[f64], longest, cost| best(shares, longest, (cost, 0.0), expected);
+        let best = |shares: &[f64], longest, cost| best(shares, longest, step(shares.len(), cost), expected);
         assert_eq!(best(&[1.0], 16, memory_bound), 16);
         assert_eq!(best(&[1.0], 3, memory_bound), 3);
         let some = best(&[0.6], 16, memory_bound);
@@ -219,7 +221,7 @@ mod tests {
     #[test]
     fn what_a_draft_model_takes_counts() {
         let cost = PassCost { base: 10.0, each: 1.0 };
-        let best = |each| best(&[0.8], 16, (cost, each), expected);
+        let best = |each| best(&[0.8], 16, |drafts| step(1, cost)(drafts) + each * drafts as f64, expected);
         let (free, cheap) = (best(0.0), best(2.0));
         assert!(free > cheap && cheap > 0, "{free}, {cheap}");
         assert_eq!(best(10.0), 0, "as slow as the served model");
@@ -227,7 +229,7 @@ mod tests {
 
     #[test]
     fn no_row_waits_long_for_the_drafts_of_others() {
-        let best = |shares: &[f64], each| best(shares, 60, (PassCost { base: 10.0, each }, 0.0), expected);
+        let best = |shares: &[f64], each| best(shares, 60, step(shares.len(), PassCost { base: 10.0, each }), expected);
         assert!(best(&[1.0, 1.0], 1.0) > 20);
         assert_eq!(best(&[1.0, 0.0], 1.0), 0);
         let few = best(&[1.0, 0.0], 0.01);
@@ -238,7 +240,7 @@ mod tests {
     fn a_step_has_a_bounded_number_of_tokens() {
         let free = PassCost { base: 1.0, each: 0.0 };
         for rows in [1, 2, 3, 8, 64, 100] {
-            let drafts = best(&vec![1.0; rows], 1000, (free, 0.0), expected);
+            let drafts = best(&vec![1.0; rows], 1000, step(rows, free), expected);
             assert!(drafts == 0 || rows * (1 + drafts) <= MOST_TOKENS, "{rows} rows, {drafts} drafts");
             assert!(drafts > 0 || rows > MOST_TOKENS / 2);
         }
