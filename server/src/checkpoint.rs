@@ -10,7 +10,9 @@ mod draft;
 mod error;
 mod fingerprint;
 mod load;
+mod model;
 mod native;
+mod options;
 mod supported;
 mod whole;
 
@@ -21,18 +23,14 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use sha2::{Digest, Sha256};
 use tidegate_model::candle;
-#[cfg(feature = "cuda")]
-use tidegate_model::checkpoint::LoadError;
 use tidegate_model::checkpoint::{FileKind, Stored};
-#[cfg(feature = "cuda")]
-use tidegate_model::cuda::CudaDecoder;
 use tidegate_model::{Backend, LanguageModel, ModelRunner, StateType, checkpoint};
 
 use crate::api::Served;
-use crate::engine::{Drafters, EngineOptions, EngineThread, Limits, Sources, TextRules, spawn_with};
+use crate::engine::{Drafters, EngineThread, Limits, Sources, TextRules, spawn_with};
 use crate::ram::ModelMemory;
 use crate::session::{Codec, Fingerprint, Keys, PrefixIndex, hex};
-use crate::text::{Grammars, HelperCommand};
+use crate::text::Grammars;
 
 pub use backend::{BackendChoice, BackendChoiceError};
 pub use choice::{DeviceChoice, DeviceChoiceError};
@@ -42,74 +40,15 @@ pub use device::OpenDevice;
 pub use draft::open_draft_model;
 pub use error::{DeviceError, OpenError};
 use fingerprint::Digests;
-pub use load::{CPU_SLOTS, Files, TextFiles};
+#[cfg(feature = "cuda")]
+use load::on_cuda;
+pub use load::{CPU_SLOTS, Files, MOST_GPU_SLOTS, TextFiles};
 use load::{Loaded, by_candle, on_cpu, resident_weights};
+pub use model::{Model, open_model};
 pub use native::refused_native;
+pub use options::OpenOptions;
 use supported::Described;
 pub use supported::{refused_config, refused_gguf, refused_type};
-
-/// Most slots that a CUDA device gets by default: with more, each token takes the time of several steps.
-pub const MOST_GPU_SLOTS: usize = 1 << 14;
-
-/// How a checkpoint is served.
-#[derive(Clone, Debug)]
-pub struct OpenOptions {
-    /// The model name of requests; [`model_name`] by default.
-    pub name: Option<String>,
-    /// Whether it answers to every other name as well.
-    pub any_name: bool,
-    /// RWKV's vocabulary file, for a model that is one file and has none in its folder.
-    pub vocabulary: Option<PathBuf>,
-    /// What computes.
-    pub backend: BackendChoice,
-    /// The device that computes.
-    pub device: DeviceChoice,
-    /// Conversations that run at once; 0 means 64 on the CPU, and as many as fit into a CUDA device's memory.
-    pub slots: usize,
-    /// The number format of their states.
-    pub state: StateType,
-    /// Longest prompt, in tokens; the model bounds a source as well.
-    pub max_prompt_tokens: usize,
-    /// Longest answer, in tokens.
-    pub max_tokens: usize,
-    /// Bytes of the prefix cache; 0 disables it.
-    pub prefix_bytes: usize,
-    /// Most prefixes of one owner.
-    pub prefixes_per_owner: usize,
-    /// The secret that snapshots are signed and encrypted with, if any.
-    pub secret: Option<Vec<u8>>,
-    /// The process that tries grammars before the server compiles them; without one, they are compiled at once.
-    pub grammar_helper: Option<HelperCommand>,
-    /// Whether tokens that have followed others earlier in a text are proposed as drafts.
-    pub lookup: bool,
-    /// A smaller model with the same tokens, which proposes drafts.
-    pub draft_model: Option<Files>,
-    /// The engine's settings.
-    pub engine: EngineOptions,
-}
-
-impl Default for OpenOptions {
-    fn default() -> Self {
-        Self {
-            name: None,
-            any_name: false,
-            vocabulary: None,
-            backend: BackendChoice::default(),
-            device: DeviceChoice::default(),
-            slots: 0,
-            state: StateType::F32,
-            max_prompt_tokens: 1_000_000,
-            max_tokens: 1_000_000,
-            prefix_bytes: 256 << 20,
-            prefixes_per_owner: 128,
-            secret: None,
-            grammar_helper: None,
-            lookup: true,
-            draft_model: None,
-            engine: EngineOptions::default(),
-        }
-    }
-}
 
 /// The folder in `data` for the conversations of this model: those of another model are useless to it.
 pub fn sessions_folder(data: &Path, fingerprint: &Fingerprint) -> PathBuf {
@@ -188,7 +127,7 @@ pub fn size(folder: &Path, options: &OpenOptions) -> Result<ModelMemory, OpenErr
 pub fn open_on(folder: &Path, device: &OpenDevice, options: &OpenOptions) -> Result<(Served, EngineThread), OpenError> {
     #[cfg(feature = "cuda")]
     if let OpenDevice::Cuda(cuda) = device {
-        let served = serve(folder, device, options, || on_cuda(folder, cuda, options));
+        let served = serve(folder, device, options, || on_cuda(folder, cuda, options.slots, options.state));
         return match served {
             Err(error) if !cuda::is_of_the_device(&error) => Err(error),
             Err(error) if options.device == DeviceChoice::Auto => {
@@ -204,17 +143,6 @@ pub fn open_on(folder: &Path, device: &OpenDevice, options: &OpenOptions) -> Res
         return serve(folder, device, options, || by_candle(folder, on, options.slots, options.state));
     }
     serve(folder, device, options, || on_cpu(folder, options.slots, options.state))
-}
-
-#[cfg(feature = "cuda")]
-fn on_cuda(folder: &Path, device: &OpenCuda, options: &OpenOptions) -> Result<Loaded<CudaDecoder>, OpenError> {
-    let decoder = device.load(folder)?;
-    let slots = match options.slots {
-        0 => decoder.room(options.state, MOST_GPU_SLOTS).map_err(LoadError::from)?,
-        slots => slots,
-    };
-    let pool = decoder.new_pool(slots, options.state).map_err(|source| OpenError::Slots { slots, source })?;
-    Ok((decoder, pool))
 }
 
 /// Loads a model and starts its engine.

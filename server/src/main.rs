@@ -1,9 +1,10 @@
-//! The `tidegate` command: `serve`, `generate`, `chat`, `bench`, `pull`, `models` and `sessions`, and what its command line
-//! prints about itself.
+//! The `tidegate` command: `serve`, `generate`, `chat`, `bench`, `eval`, `pull`, `models` and `sessions`, and what its command
+//! line prints about itself.
 
 mod bench;
 mod chat;
 mod cli;
+mod eval;
 mod generate;
 mod health;
 mod http;
@@ -84,6 +85,12 @@ fn run(cli: Cli) -> Result<ExitCode> {
             start_threads(&args.model)?;
             let (files, _) = models::find(&args.model)?;
             generate::generate(args, files)?;
+        }
+        Command::Eval(args) => {
+            log::start(&args.log, "warn")?;
+            start_threads(&args.model)?;
+            let (files, _) = models::find(&args.model)?;
+            printed(eval::eval(&args, files))?;
         }
         Command::Chat(args) => {
             keep_files_private();

@@ -1,13 +1,10 @@
 //! The draft model: another checkpoint with the same tokens, on the CPU.
 
-use tidegate_model::{Backend, LanguageModel, ModelRunner, StateType};
-
-use super::backend::BackendChoice;
 use super::choice::DeviceChoice;
-use super::device::OpenDevice;
 use super::error::OpenError;
-use super::load::{Files, Loaded, TextFiles, by_candle, on_cpu, resident_weights};
-use super::supported;
+use super::load::Files;
+use super::model::{Model, open_model};
+use super::options::OpenOptions;
 use crate::engine::{DRAFT_SLOTS, DraftModel};
 use crate::text::Vocabulary;
 
@@ -20,30 +17,20 @@ pub fn open_draft_model(
     vocabulary: &Vocabulary,
     vocab_size: usize,
 ) -> Result<(DraftModel, u64), OpenError> {
-    supported::check(&files.path)?;
-    let state = StateType::F32;
-    if let OpenDevice::Candle(device) = BackendChoice::default().open(DeviceChoice::Cpu, &files.path)? {
-        return model(files, by_candle(&files.path, &device, DRAFT_SLOTS, state)?, vocabulary, vocab_size);
-    }
-    model(files, on_cpu(&files.path, DRAFT_SLOTS, state)?, vocabulary, vocab_size)
-}
-
-fn model<B: Backend + 'static>(
-    files: &Files,
-    (decoder, pool): Loaded<B>,
-    vocabulary: &Vocabulary,
-    vocab_size: usize,
-) -> Result<(DraftModel, u64), OpenError> {
     let unsupported = |reason: String| OpenError::Unsupported { path: files.path.clone(), reason };
-    let text = TextFiles::load(&files.path, files.vocabulary.as_deref(), decoder.vocab_size(), decoder.eos())?;
+    let options = OpenOptions {
+        vocabulary: files.vocabulary.clone(),
+        device: DeviceChoice::Cpu,
+        slots: DRAFT_SLOTS,
+        ..OpenOptions::default()
+    };
+    let Model { model, text, weights } = open_model(&files.path, &options)?;
     if let Some(different) = first_difference(text.tokenizer.vocabulary(), vocabulary) {
         return Err(unsupported(format!("a draft model needs the tokens of the served model: {different}")));
     }
-    let weights = resident_weights(&files.path, &decoder);
-    let runner = ModelRunner::new(decoder, pool);
     // Each slot's state, and a copy of it from before the drafts.
-    let bytes = weights + (2 * runner.slots() * runner.slot_bytes()) as u64;
-    let model = DraftModel::new(Box::new(runner), vocab_size).map_err(|error| unsupported(error.to_string()))?;
+    let bytes = weights + (2 * model.slots() * model.slot_bytes()) as u64;
+    let model = DraftModel::new(model, vocab_size).map_err(|error| unsupported(error.to_string()))?;
     Ok((model, bytes))
 }
 

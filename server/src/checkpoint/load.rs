@@ -3,10 +3,16 @@
 use std::path::{Path, PathBuf};
 
 use tidegate_model::candle::{self, CandleDecoder};
+#[cfg(feature = "cuda")]
+use tidegate_model::checkpoint::LoadError;
 use tidegate_model::checkpoint::Stored;
+#[cfg(feature = "cuda")]
+use tidegate_model::cuda::CudaDecoder;
 use tidegate_model::sampling::SamplingParams;
 use tidegate_model::{Backend, Decoder, Device, Pool, PoolOptions, StateType, Threads, checkpoint};
 
+#[cfg(feature = "cuda")]
+use super::cuda::OpenCuda;
 use super::error::OpenError;
 use super::whole;
 use crate::engine::recommended_sampling;
@@ -14,6 +20,9 @@ use crate::text::{ChatTemplate, Tokenizer};
 
 /// Default number of conversations that run at once on a CPU: more of them slow each other down.
 pub const CPU_SLOTS: usize = 64;
+
+/// Most slots that a CUDA device gets by default: with more, each token takes the time of several steps.
+pub const MOST_GPU_SLOTS: usize = 1 << 14;
 
 /// The files of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,6 +74,23 @@ pub(super) fn on_cpu(folder: &Path, slots: usize, state: StateType) -> Result<Lo
     let slots = if slots == 0 { CPU_SLOTS } else { slots };
     let pool = decoder.new_pool_with(PoolOptions { state, ..PoolOptions::new(slots) });
     Ok((decoder, pool.map_err(|source| OpenError::Slots { slots, source })?))
+}
+
+/// The same on a CUDA device; 0 slots mean as many as its memory holds.
+#[cfg(feature = "cuda")]
+pub(super) fn on_cuda(
+    folder: &Path,
+    device: &OpenCuda,
+    slots: usize,
+    state: StateType,
+) -> Result<Loaded<CudaDecoder>, OpenError> {
+    let decoder = device.load(folder)?;
+    let slots = match slots {
+        0 => decoder.room(state, MOST_GPU_SLOTS).map_err(LoadError::from)?,
+        slots => slots,
+    };
+    let pool = decoder.new_pool(slots, state).map_err(|source| OpenError::Slots { slots, source })?;
+    Ok((decoder, pool))
 }
 
 /// The same for a model that candle computes.

@@ -4,6 +4,7 @@ mod about;
 mod bench;
 mod chat;
 mod config;
+mod eval;
 mod generate;
 mod health;
 mod http;
@@ -24,6 +25,7 @@ use tidegate_server::engine::{DRAFT_MAX, MOST_TOKENS};
 pub(crate) use about::{print_completions, print_man_page};
 pub(crate) use bench::{BenchArgs, BenchOutput, MixerArg, ShapeArg, word};
 pub(crate) use chat::ChatArgs;
+pub(crate) use eval::EvalArgs;
 pub(crate) use generate::{GenerateArgs, SamplingArgs};
 pub(crate) use health::HealthArgs;
 pub(crate) use http::HttpArgs;
@@ -130,6 +132,8 @@ pub(crate) enum Command {
     Chat(Box<ChatArgs>),
     /// Measure tokens per second on this machine
     Bench(BenchArgs),
+    /// Measure how well a model predicts a text: perplexity and bits per byte
+    Eval(EvalArgs),
     /// Download a model of a hub into the cache, and print where it is
     Pull(PullArgs),
     /// List the models in the cache of hubs, and whether they can be served

@@ -14,6 +14,7 @@ mod command;
 mod crash;
 mod device;
 mod drafts;
+mod eval;
 mod fairness;
 mod hub;
 mod locked;

@@ -4,6 +4,7 @@
 //! Each rule is a function from a file's name and text to complaints, so that the tests below can check the rules too.
 
 mod cycles;
+mod layers;
 mod source;
 
 use std::ffi::OsStr;
@@ -11,6 +12,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use cycles::Crate;
+use layers::{Layers, MODEL, SERVER};
 use source::{code, tests_removed, words};
 
 /// Most lines of a source file.
@@ -25,84 +27,6 @@ const UNSAFE: [&str; 6] = [
     "model/src/cuda/host.rs",
     "model/src/cuda/kernels.rs",
     "model/src/cuda/queue.rs",
-];
-
-/// A module and the other modules of its crate that it may use. A module that is not listed may use none.
-type Layers = &'static [(&'static str, &'static [&'static str])];
-
-const MODEL: Layers = &[
-    ("layout", &[]),
-    ("config", &[]),
-    ("probe", &["error"]),
-    ("random", &[]),
-    ("kernels", &[]),
-    ("sampling", &["kernels"]),
-    ("compute", &["kernels"]),
-    ("cuda_error", &[]),
-    ("error", &["cuda_error", "layout"]),
-    ("weights", &["config", "cuda_error", "error", "random"]),
-    ("memory", &[]),
-    ("language_model", &["error", "memory", "sampling"]),
-    ("pool", &["error", "language_model", "layout", "memory"]),
-    ("runner", &["config", "error", "language_model", "memory", "pool", "sampling"]),
-    ("nn", &["compute", "kernels", "weights"]),
-    ("measure", &["compute", "kernels", "memory", "nn", "weights"]),
-    ("feature_map", &["error", "kernels"]),
-    ("mixers", &["compute", "config", "error", "feature_map", "kernels", "layout", "memory", "nn", "probe", "weights"]),
-    ("encoder", &["compute", "config", "error", "kernels", "memory", "mixers", "nn", "weights"]),
-    ("schema", &["config", "encoder", "layout", "mixers", "weights"]),
-    ("state", &["compute", "config", "error", "kernels", "layout", "memory", "mixers", "pool"]),
-    ("portable", &["config"]),
-    ("decoder", &["compute", "config", "encoder", "error", "mixers", "nn", "probe", "runner", "state", "weights"]),
-    ("checkpoint", &["config", "decoder", "schema", "weights"]),
-    (
-        "candle",
-        &["checkpoint", "config", "error", "layout", "memory", "pool", "portable", "runner", "schema", "weights"],
-    ),
-    (
-        "cuda",
-        &[
-            "checkpoint",
-            "config",
-            "cuda_error",
-            "error",
-            "language_model",
-            "layout",
-            "memory",
-            "pool",
-            "runner",
-            "sampling",
-            "weights",
-        ],
-    ),
-];
-
-const SERVER: Layers = &[
-    ("nearest", &[]),
-    ("priority", &[]),
-    ("ram", &[]),
-    ("sync", &[]),
-    ("text", &["priority"]),
-    ("session", &["sync", "text"]),
-    ("engine", &["session", "text"]),
-    ("metrics", &["engine", "session"]),
-    ("serving", &[]),
-    ("api", &["engine", "metrics", "nearest", "priority", "ram", "session", "sync", "text"]),
-    ("checkpoint", &["api", "engine", "ram", "session", "text"]),
-    ("hub", &[]),
-    ("cli", &["hub"]),
-    ("bench", &["cli"]),
-    ("chat", &["cli", "generate", "place", "store"]),
-    ("generate", &["cli", "place"]),
-    ("health", &["cli"]),
-    ("http", &["cli", "models"]),
-    ("log", &["cli"]),
-    ("models", &["cli", "place", "shipped", "store"]),
-    ("place", &["hub"]),
-    ("shipped", &[]),
-    ("store", &["cli"]),
-    ("sessions_command", &["cli", "store"]),
-    ("telemetry", &[]),
 ];
 
 /// A folder, the paths that its code may not use, and why.
