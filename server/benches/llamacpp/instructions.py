@@ -3,27 +3,17 @@
     python instructions.py --rounds 3 'tidegate --model MODEL.gguf --port PORT --threads 2' \\
         'llama-server -m MODEL.gguf --port PORT -t 2 -c 16384 --parallel 1'
 
-The instructions are words of the vocabulary that models.py writes, a token each. Needs nothing but Python.
+The instructions are words of the vocabulary that models.py writes, a token each.
 """
 
 import argparse
 import json
-import random
-import shlex
-import socket
-import statistics
-import string
-import subprocess
 import time
-import urllib.error
 import urllib.request
 
+from servers import running, spread, words
+
 QUESTIONS = 5
-
-
-def words(seed, count):
-    draw = random.Random(seed)
-    return "".join(" " + "".join(draw.choices(string.ascii_lowercase, k=3)) for _ in range(count))
 
 
 def first_token(url, prompt):
@@ -39,31 +29,11 @@ def first_token(url, prompt):
     return (first - began) * 1e3, timings.get("prompt_n"), timings.get("cache_n")
 
 
-def is_ready(url):
-    try:
-        return urllib.request.urlopen(f"{url}/health", timeout=2).status == 200
-    except (urllib.error.URLError, OSError):
-        return False
-
-
 def measure(command, length, question):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    url, instructions = f"http://127.0.0.1:{port}", words(1, length)
-    server = subprocess.Popen(
-        shlex.split(command.replace("PORT", str(port))), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    try:
-        while not is_ready(url):
-            if server.poll() is not None:
-                raise SystemExit(f"{command} has ended")
-            time.sleep(0.1)
+    instructions = words(1, length)
+    with running(command) as (url, _):
         first_token(url, words(0, 8))
         return [first_token(url, instructions + words(2 + i, question)) for i in range(QUESTIONS)]
-    finally:
-        server.terminate()
-        server.wait()
 
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -80,7 +50,6 @@ for number in range(arguments.rounds):
 for command, rounds in measured.items():
     print(f"\n{command}")
     for question, results in enumerate(zip(*rounds), 1):
-        times = [ms for ms, _, _ in results]
         _, computed, cached = results[0]
-        spread = f"{min(times):,.0f}–{max(times):,.0f}"
-        print(f"question {question}: {statistics.median(times):,.0f} ms ({spread}), {computed} tokens computed, {cached} known")
+        times = spread([ms for ms, _, _ in results])
+        print(f"question {question}: {times} ms, {computed} tokens computed, {cached} known")

@@ -1,0 +1,60 @@
+"""Starts Tidegate or llama-server on a free port, for the measurements in this folder. Needs nothing but Python."""
+
+import contextlib
+import json
+import random
+import shlex
+import socket
+import statistics
+import string
+import subprocess
+import time
+import urllib.error
+import urllib.request
+
+
+def words(seed, count):
+    """Words of the vocabulary that models.py writes, a token each."""
+    draw = random.Random(seed)
+    return "".join(" " + "".join(draw.choices(string.ascii_lowercase, k=3)) for _ in range(count))
+
+
+def post(url, body):
+    """The JSON that the server answers."""
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
+    with urllib.request.urlopen(request) as answer:
+        return json.load(answer)
+
+
+def is_ready(url):
+    try:
+        return urllib.request.urlopen(f"{url}/health", timeout=2).status == 200
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+@contextlib.contextmanager
+def running(command, interval=0.1):
+    """The address of a server that is ready, and its process. PORT in the command becomes a free port."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    server = subprocess.Popen(
+        shlex.split(command.replace("PORT", str(port))), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        while not is_ready(url):
+            if server.poll() is not None:
+                raise SystemExit(f"{command} has ended")
+            time.sleep(interval)
+        yield url, server
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def spread(numbers, digits=0):
+    """The median, and the least and most."""
+    least, median, most = (f"{f(numbers):,.{digits}f}" for f in (min, statistics.median, max))
+    return f"{median} ({least}–{most})"

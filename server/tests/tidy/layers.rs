@@ -1,0 +1,82 @@
+//! The layers of each crate: which modules a module may use.
+
+/// A module and the other modules of its crate that it may use. A module that is not listed may use none.
+pub(crate) type Layers = &'static [(&'static str, &'static [&'static str])];
+
+/// The modules of `tidegate-model`.
+pub(crate) const MODEL: Layers = &[
+    ("layout", &[]),
+    ("config", &[]),
+    ("probe", &["error"]),
+    ("random", &[]),
+    ("kernels", &[]),
+    ("sampling", &["kernels"]),
+    ("compute", &["kernels"]),
+    ("cuda_error", &[]),
+    ("error", &["cuda_error", "layout"]),
+    ("weights", &["config", "cuda_error", "error", "random"]),
+    ("memory", &[]),
+    ("language_model", &["error", "memory", "sampling"]),
+    ("pool", &["error", "language_model", "layout", "memory"]),
+    ("runner", &["config", "error", "language_model", "memory", "pool", "sampling"]),
+    ("nn", &["compute", "kernels", "weights"]),
+    ("measure", &["compute", "kernels", "memory", "nn", "weights"]),
+    ("feature_map", &["error", "kernels"]),
+    ("mixers", &["compute", "config", "error", "feature_map", "kernels", "layout", "memory", "nn", "probe", "weights"]),
+    ("encoder", &["compute", "config", "error", "kernels", "memory", "mixers", "nn", "weights"]),
+    ("schema", &["config", "encoder", "layout", "mixers", "weights"]),
+    ("state", &["compute", "config", "error", "kernels", "layout", "memory", "mixers", "pool"]),
+    ("portable", &["config"]),
+    ("decoder", &["compute", "config", "encoder", "error", "mixers", "nn", "probe", "runner", "state", "weights"]),
+    ("checkpoint", &["config", "decoder", "schema", "weights"]),
+    (
+        "candle",
+        &["checkpoint", "config", "error", "layout", "memory", "pool", "portable", "runner", "schema", "weights"],
+    ),
+    (
+        "cuda",
+        &[
+            "checkpoint",
+            "config",
+            "cuda_error",
+            "error",
+            "language_model",
+            "layout",
+            "memory",
+            "pool",
+            "runner",
+            "sampling",
+            "weights",
+        ],
+    ),
+];
+
+/// The modules of `tidegate-server`: the library's, then the program's.
+pub(crate) const SERVER: Layers = &[
+    ("nearest", &[]),
+    ("priority", &[]),
+    ("ram", &[]),
+    ("sync", &[]),
+    ("text", &["priority"]),
+    ("session", &["sync", "text"]),
+    ("engine", &["session", "text"]),
+    ("metrics", &["engine", "session"]),
+    ("serving", &[]),
+    ("api", &["engine", "metrics", "nearest", "priority", "ram", "session", "sync", "text"]),
+    ("checkpoint", &["api", "engine", "ram", "session", "text"]),
+    ("hub", &[]),
+    ("cli", &["hub"]),
+    ("bench", &["cli"]),
+    ("chat", &["cli", "generate", "place", "store"]),
+    ("eval", &["cli"]),
+    ("generate", &["cli", "place"]),
+    ("health", &["cli"]),
+    ("http", &["cli", "models"]),
+    ("log", &["cli"]),
+    ("models", &["cli", "place", "shipped", "store"]),
+    ("place", &["hub"]),
+    ("shipped", &[]),
+    ("store", &["cli"]),
+    ("sessions_command", &["cli", "store"]),
+    ("telemetry", &[]),
+];
