@@ -1,4 +1,5 @@
-//! The instruction set, the threads and the buffers that all layers share. They are made once: a token allocates nothing.
+//! The instruction set, threads and buffers that all layers share. They are created once, so that a token allocates
+//! nothing.
 
 use std::sync::Arc;
 
@@ -9,18 +10,18 @@ use crate::kernels::products::{self, Product};
 use crate::kernels::quantized::Activations;
 use crate::kernels::threads::Threads;
 
-/// The instruction set and the threads.
+/// The instruction set and threads of a computation.
 #[derive(Debug)]
 pub(crate) struct Compute {
     pub(crate) isa: Isa,
     pub(crate) threads: Arc<Threads>,
-    /// Marks of the parts that pieces of work have taken.
+    /// Flags for the parts that pieces of work have taken.
     pub(crate) marks: [Marks; 3],
-    /// The inputs of quantised products.
+    /// The inputs of quantized products.
     pub(crate) activations: Vec<Activations>,
 }
 
-/// The fewest numbers in one piece of element-wise work: some microseconds.
+/// The minimum number of elements in one piece of element-wise work, which takes a few microseconds.
 const PIECE: usize = 1 << 14;
 
 impl Compute {
@@ -28,7 +29,7 @@ impl Compute {
         Self { isa: Isa::detect(), threads, marks: Default::default(), activations: Vec::new() }
     }
 
-    /// Computes products that do not depend on one another, in one job.
+    /// Computes independent products in one job.
     pub(crate) fn products(&mut self, products: &[Product<'_>]) {
         products::run(self.isa, products, &mut self.activations, &self.threads);
     }
@@ -42,7 +43,7 @@ impl Compute {
         }
         let parts = Parts::new(out, block * stride, &mut self.marks[0]);
         self.threads.run(rows.div_ceil(block), &|i| {
-            // Every piece is run once, so its part is there.
+            // Every piece runs exactly once, so its part is available.
             if let Some(out) = parts.take(i) {
                 work(i * block, out);
             }
@@ -50,10 +51,10 @@ impl Compute {
     }
 }
 
-/// A step that touches fewer numbers of state than this runs on one thread.
+/// A step that touches fewer state elements than this runs on one thread.
 pub(crate) const SERIAL: usize = 1 << 15;
 
-/// Runs `work` for each of so many heads, which touch so many numbers of state in all.
+/// Runs `work` for each head. The heads touch `numbers` state elements in total.
 pub(crate) fn run_heads(threads: &Threads, heads: usize, numbers: usize, work: &(dyn Fn(usize) + Sync)) {
     if numbers < SERIAL {
         (0..heads).for_each(work);
@@ -62,11 +63,11 @@ pub(crate) fn run_heads(threads: &Threads, heads: usize, numbers: usize, work: &
     }
 }
 
-/// `len` numbers of a buffer, which grows if needed, from the beginning of a cache line on: not the first ones. Their values
-/// are unspecified.
+/// Returns `len` elements of a buffer, starting at a cache line boundary rather than at the first element. The buffer
+/// grows if needed. The elements' values are unspecified.
 ///
-/// Threads write panels of one matrix at the same time. Panels that begin inside a line would share it, and each of the two
-/// threads would wait for the other's.
+/// Threads write panels of the same matrix at the same time. If panels did not start on cache line boundaries, they
+/// would share lines, and the threads would contend for them (false sharing).
 pub(crate) fn sized<T: Clone + Default>(buffer: &mut Vec<T>, len: usize) -> &mut [T] {
     let spare = LINE / size_of::<T>();
     if buffer.len() < len + spare {

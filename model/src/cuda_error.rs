@@ -1,9 +1,9 @@
-//! Errors of CUDA devices. Outside of `cuda`, since errors of loading a checkpoint contain them.
+//! Errors of CUDA devices. They are outside of `cuda` because checkpoint loading errors contain them.
 
-/// Why a device is not available, or has failed.
+/// Why a device is unavailable or has failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CudaError {
-    /// There is no driver, no such device, or it is too old.
+    /// There is no driver or no such device, or it is too old.
     #[error("CUDA device {ordinal} is not available: {reason}")]
     Absent {
         /// The requested device, counted from 0.
@@ -11,7 +11,7 @@ pub enum CudaError {
         /// The driver's message, or what is missing.
         reason: String,
     },
-    /// There are no CUDA kernels for the decoder.
+    /// There are no CUDA kernels for this decoder.
     #[error("on CUDA {0}")]
     Unsupported(String),
     /// The device has too little memory.
@@ -21,10 +21,10 @@ pub enum CudaError {
         what: String,
         /// Bytes requested.
         wanted: usize,
-        /// Bytes that are free.
+        /// Free bytes.
         free: usize,
     },
-    /// A call failed.
+    /// A driver call failed.
     #[error("CUDA: {what}: {reason}")]
     Failed {
         /// The call.
@@ -32,7 +32,7 @@ pub enum CudaError {
         /// The driver's message.
         reason: String,
     },
-    /// A call failed, and all later calls will: the process must be restarted.
+    /// A driver call failed, and every later call will fail too: the process must be restarted.
     #[error("the CUDA device is lost: {what}: {reason}")]
     Lost {
         /// The call.

@@ -1,4 +1,4 @@
-//! The encoder of a source: softmax attention between all its tokens. Cross attention of the decoder keeps the result.
+//! The encoder of a source: softmax attention among all of its tokens. The decoder's cross attention keeps the result.
 
 use crate::compute::Compute;
 use crate::config::DecoderConfig;
@@ -14,7 +14,7 @@ use crate::weights::{LoadError, TensorList, Weights};
 /// Tokens that go through a layer together. Only q, k and v are held for all tokens at once.
 const TOKENS: usize = 512;
 
-/// A pre-norm layer of attention in both directions.
+/// A pre-norm layer with bidirectional attention.
 #[derive(Debug)]
 struct EncoderLayer {
     input_norm: RmsNorm, // (hidden)
@@ -24,7 +24,7 @@ struct EncoderLayer {
     mlp: Mlp,
 }
 
-/// Layers and a norm.
+/// The encoder: its layers and the final norm.
 #[derive(Debug)]
 pub(crate) struct Encoder {
     heads: usize,
@@ -80,14 +80,14 @@ impl Encoder {
         })
     }
 
-    /// Bytes that reading a source of `tokens` tokens needs: the residual stream, q, k and v with their cache, and the keys
+    /// Bytes needed to read a source of `tokens` tokens: the residual stream, q, k and v with their cache, and the keys
     /// and values of cross attention.
     pub(crate) fn working_bytes(&self, tokens: usize, hidden: usize) -> usize {
         let inner = self.heads * self.head_dim;
         tokens.saturating_mul(2 * hidden + 7 * inner).saturating_mul(size_of::<f32>())
     }
 
-    /// x: (tokens, hidden), the embedded source, replaced by the input of cross attention.
+    /// x: (tokens, hidden), the embedded source; replaced by the input of cross attention.
     pub(crate) fn forward(&self, cx: &mut Compute, x: &mut [f32], hidden: usize) -> error::Result<()> {
         let (tokens, inner) = (x.len() / hidden, self.heads * self.head_dim);
         let mut angles = Angles::new(self.head_dim, self.rope_theta);
@@ -104,7 +104,7 @@ impl Encoder {
                 layer.qkv.forward(cx, normed, qkv);
             }
             angles.rotate(&mut qkv, 3 * inner, 2 * inner);
-            // All keys and values come before the first query.
+            // All keys and values are cached before the first query.
             cache.fill(0, &qkv, 3 * inner, inner);
             for (x, q) in x.chunks_mut(some * hidden).zip(qkv.chunks(some * 3 * inner)) {
                 let (normed, delta) = (&mut normed[..x.len()], &mut delta[..x.len()]);

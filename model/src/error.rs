@@ -1,4 +1,4 @@
-//! Why a call on a model failed. Loading a checkpoint has errors of its own (`weights::LoadError`).
+//! Why a call to a model failed. Checkpoint loading has its own errors (`weights::LoadError`).
 
 use std::borrow::Cow;
 
@@ -6,23 +6,23 @@ use std::borrow::Cow;
 use crate::cuda_error::CudaError;
 use crate::layout::StateLayout;
 
-/// Why a model refused a call, or failed in it.
+/// Why a model rejected a call, or failed during it.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
-    /// The slot cannot take part in the call; nothing has changed.
+    /// A slot cannot take part in the call; nothing has changed.
     #[error("slot {slot} {reason}")]
     Slot {
         /// The slot.
         slot: usize,
-        /// Why not.
+        /// Why it cannot.
         reason: SlotError,
     },
-    /// An argument is out of its bounds; nothing has changed.
+    /// An argument is out of bounds; nothing has changed.
     #[error("{parameter} must be {bound}, found {found}")]
     Argument {
         /// The argument.
         parameter: Cow<'static, str>,
-        /// The values that are accepted.
+        /// The accepted values.
         bound: String,
         /// The value that was given.
         found: String,
@@ -43,10 +43,10 @@ pub enum ModelError {
         /// The pool's layout.
         found: Box<StateLayout>,
     },
-    /// The pool was made by a decoder of another family, whose states have as many numbers.
+    /// The pool was made by a decoder of another family, whose states have the same size.
     #[error("the pool must be of this decoder: its states are those of another family")]
     ForeignFamily,
-    /// A token id past the vocabulary; nothing has changed.
+    /// A token id is outside the vocabulary; nothing has changed.
     #[error("token id {id} is outside the vocabulary of {vocab_size}")]
     TokenOutOfRange {
         /// The id in the call.
@@ -54,7 +54,7 @@ pub enum ModelError {
         /// Tokens in the vocabulary.
         vocab_size: usize,
     },
-    /// A step takes the same number of tokens, at least one, for each of its rows; nothing has changed.
+    /// Rows do not all have the same number of tokens, at least one; nothing has changed.
     #[error(
         "each row must have a slot and as many tokens as the others, at least one: found {ids} ids and {rows} slots"
     )]
@@ -64,7 +64,7 @@ pub enum ModelError {
         /// Slots in the call.
         rows: usize,
     },
-    /// Slices or tensors whose sizes do not fit together.
+    /// Slices or tensors with sizes that do not fit together.
     #[error("{op}: {what} do not fit: expected {expected}, found {found}")]
     Shape {
         /// The operation.
@@ -76,13 +76,13 @@ pub enum ModelError {
         /// The sizes in the call.
         found: String,
     },
-    /// The model is a decoder without an encoder.
+    /// The model is decoder-only and cannot read a source.
     #[error("the model reads no source: it is a decoder alone")]
     NoEncoder,
-    /// The device does not sample.
+    /// The device cannot sample.
     #[error("the device does not sample tokens")]
     NoSampler,
-    /// The model reads no drafts.
+    /// The model cannot verify draft tokens.
     #[error("the model reads no drafts: it takes one token of a row in each step")]
     NoSpeculation,
     /// A tensor operation failed.
@@ -92,7 +92,7 @@ pub enum ModelError {
     #[cfg(feature = "cuda")]
     #[error(transparent)]
     Cuda(#[from] CudaError),
-    /// An error of another implementation of [`crate::LanguageModel`].
+    /// An error from another implementation of [`crate::LanguageModel`].
     #[error("{0}")]
     Other(String),
 }
@@ -101,7 +101,7 @@ pub enum ModelError {
 pub(crate) type Result<T> = std::result::Result<T, ModelError>;
 
 impl ModelError {
-    /// An argument out of its bounds.
+    /// Makes a [`Self::Argument`] error.
     pub(crate) fn argument(
         parameter: impl Into<Cow<'static, str>>,
         bound: impl Into<String>,
@@ -110,7 +110,7 @@ impl ModelError {
         Self::Argument { parameter: parameter.into(), bound: bound.into(), found: found.to_string() }
     }
 
-    /// Sizes that do not fit.
+    /// Makes a [`Self::Shape`] error.
     pub(crate) fn shape(
         op: &'static str,
         what: &'static str,
@@ -120,25 +120,25 @@ impl ModelError {
         Self::Shape { op, what, expected: format!("{expected:?}"), found: format!("{found:?}") }
     }
 
-    /// Slots of which one is named twice.
+    /// Reports the slot that `slots` names twice.
     pub(crate) fn repeated(slots: &[usize]) -> Self {
         let again = slots.iter().enumerate().find(|(i, slot)| slots[..*i].contains(slot));
         Self::Slot { slot: again.map_or(0, |(_, &slot)| slot), reason: SlotError::Duplicate }
     }
 
-    /// Refuses a slot that is out of range.
+    /// Rejects a slot that is out of range.
     pub(crate) fn check_slot(slot: usize, slots: usize) -> Result<()> {
         let reason = SlotError::OutOfRange(slots);
         if slot < slots { Ok(()) } else { Err(Self::Slot { slot, reason }) }
     }
 
-    /// An error of another implementation of [`crate::LanguageModel`].
+    /// Makes an error for another implementation of [`crate::LanguageModel`].
     pub fn other(reason: impl std::fmt::Display) -> Self {
         Self::Other(reason.to_string())
     }
 }
 
-/// Lets functions that return candle's errors pass on ours.
+/// Lets functions that return candle's errors propagate ours.
 impl From<ModelError> for candle_core::Error {
     fn from(error: ModelError) -> Self {
         match error {
@@ -151,22 +151,22 @@ impl From<ModelError> for candle_core::Error {
 /// Why a slot cannot take part in a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SlotError {
-    /// There are only so many slots.
+    /// It is out of range; there are only this many slots.
     #[error("is out of range: there are {0} slots")]
     OutOfRange(usize),
-    /// One call names it more than once.
+    /// The call names it more than once.
     #[error("is named twice")]
     Duplicate,
     /// A failed step or transfer left its state incomplete.
     #[error("has an incomplete state since a step or transfer failed, and must be reset")]
     Incomplete,
-    /// It has read drafts, and how many of them it keeps is not known yet.
+    /// It has read drafts, and how many of them to keep is not decided yet.
     #[error("has read drafts, of which some must be kept first")]
     Drafted,
     /// It has read no drafts since its last change.
     #[error("has no drafts to keep")]
     NoDrafts,
-    /// A text of an encoder-decoder continues a source, and the slot has none.
+    /// A text of an encoder-decoder needs a source, and the slot has none.
     #[error("has no source, which must be read first")]
     NoSource,
     /// Its state is being copied between the device and the host.

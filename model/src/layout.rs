@@ -1,40 +1,41 @@
 //! The layout of a conversation's state outside of a pool.
 
-/// The order of the numbers of one slot, as one slice: the memories of all layers, then the inputs of all convolutions,
-/// then for an encoder-decoder what its cross attention keeps of the source and the number of the source's tokens.
+/// The order of the elements of one slot's exported state, a single slice: the memories of all layers, then the
+/// convolution inputs of all layers, then, for an encoder-decoder, what cross attention keeps of the source, and the
+/// number of source tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateLayout {
-    /// Layers of the decoder.
+    /// Number of decoder layers.
     pub layers: usize,
-    /// Heads of a layer.
+    /// Number of heads per layer.
     pub heads: usize,
-    /// Numbers that a head remembers. Random features: S (F, d) row by row, z (F), c, and for FAVOR+ the maximum of its keys
+    /// Memory elements per head. Random features: S (F, d) row by row, z (F), c, and for FAVOR+ the maximum of its keys
     /// (the logarithm of their largest feature, which S and z are relative to; 0 for an empty text). Softmax: the keys
-    /// (window, d), then the values; the token at position p is in row p mod window. Hybrid: the sums, then the cache, then
-    /// with a gate the logits of the window's tokens, in the order of the keys. RWKV-7: S (d, d), a row for each number of
-    /// a key. Mamba-2: S (N, d), a row for each number of B.
+    /// (window, d), then the values; the token at position p is in row p mod window. Hybrid: the sums, then the cache,
+    /// then, with a gate, the logits of the window's tokens, in the order of the keys. RWKV-7: S (d, d), one row per
+    /// key element. Mamba-2: S (N, d), one row per element of B.
     pub head: usize,
-    /// Inputs that a layer remembers for its convolutions: kernel - 1, oldest first; in RWKV-7 the last input of the time
-    /// mix and that of the channel mix; 0 without either.
+    /// Past inputs that a layer keeps for its convolutions: kernel - 1, oldest first. RWKV-7: the last input of the
+    /// time mix and that of the channel mix. 0 for layers without either.
     pub taps: usize,
-    /// Channels of each input: of convolutions 3 heads d, in Mamba-2 those of x, B and C; in RWKV-7 `hidden_size`;
-    /// 0 without either.
+    /// Channels of each input. Convolutions: 3 heads d; Mamba-2: those of x, B and C; RWKV-7: `hidden_size`; 0 for
+    /// layers without either.
     pub channels: usize,
-    /// Numbers that a head of cross attention keeps of the source: S (F, d) row by row, z (F) and c; for softmax the keys
-    /// (maximum number of source tokens, d), then the values. 0 for a decoder alone.
+    /// Elements per head that cross attention keeps of the source: S (F, d) row by row, z (F) and c; for softmax the
+    /// keys (maximum number of source tokens, d), then the values. 0 for a decoder-only model.
     pub cross: usize,
 }
 
 impl StateLayout {
-    /// The part of [`Self::parts`] that cross attention keeps.
+    /// The index in [`Self::parts`] of what cross attention keeps.
     pub(crate) const SOURCE: usize = 2;
 
-    /// Numbers of one layer in each part: memory, inputs of convolutions, source.
+    /// Elements of one layer in each part: memory, convolution inputs, source.
     pub(crate) fn parts(&self) -> [usize; 3] {
         [self.heads * self.head, self.taps * self.channels, self.heads * self.cross]
     }
 
-    /// Every part of every layer of an exported state: (part, layer, numbers).
+    /// Iterates over every part of every layer of an exported state: (part, layer, elements).
     pub(crate) fn split<'a>(
         &self,
         mut numbers: &'a [f32],
@@ -47,22 +48,22 @@ impl StateLayout {
         })
     }
 
-    /// Numbers of the memories: (layers, heads, head).
+    /// Elements of the memories: (layers, heads, head).
     pub fn memory(&self) -> usize {
         self.layers * self.heads * self.head
     }
 
-    /// Numbers of the convolutions' inputs: (layers, taps, channels).
+    /// Elements of the convolution inputs: (layers, taps, channels).
     pub fn conv(&self) -> usize {
         self.layers * self.taps * self.channels
     }
 
-    /// Numbers of the source: (layers, heads, cross), then its number of tokens; 0 for a decoder alone.
+    /// Elements of the source: (layers, heads, cross), plus the number of source tokens; 0 for a decoder-only model.
     pub fn source(&self) -> usize {
         if self.cross > 0 { self.layers * self.heads * self.cross + 1 } else { 0 }
     }
 
-    /// Numbers of a slot.
+    /// Elements of a slot's state.
     pub fn numbers(&self) -> usize {
         self.memory() + self.conv() + self.source()
     }

@@ -1,12 +1,13 @@
-//! Decoders with a memory of constant size: token ids in, logits out.
+//! Decoders with a constant-size state: token ids in, logits out.
 //!
 //! The main family is RFA-Gate: layers of Random Feature Attention with a learned gate (Peng et al., ICLR 2021), which
-//! keep a matrix S and a vector z however long the text. Others are here too: further feature maps (arc-cosine, elu,
-//! FAVOR+), no gate, softmax attention to a window, the hybrid of both, the encoder-decoder, whose cross attention keeps a
-//! source as one more S and z, RWKV-7, and Mamba-2. The crate knows no text, HTTP or global random numbers.
+//! keep a matrix S and a vector z however long the text is. The crate also has other feature maps (arc-cosine, elu,
+//! FAVOR+), RFA without a gate, softmax attention over a window, the hybrid of both, the encoder-decoder, whose cross
+//! attention keeps a source as another S and z, RWKV-7, and Mamba-2. It knows nothing about text, HTTP or global random
+//! numbers.
 //!
-//! [`portable`] is the RFA-Gate decoder in one readable file of candle tensors. [`candle`] serves it and the models of
-//! `candle-transformers` with a state of constant size.
+//! [`portable`] is the RFA-Gate decoder in one readable file of candle tensors. [`candle`] serves that decoder, and
+//! those models of `candle-transformers` that have a constant-size state.
 //!
 //! ```no_run
 //! use tidegate_model::{Device, checkpoint};
@@ -20,8 +21,9 @@
 //! # }
 //! ```
 //!
-//! kernels -> compute; layout, config, error, random, weights, memory, nn, feature_map -> mixers -> encoder -> schema ->
-//! state -> decoder -> checkpoint -> candle; `sampling` uses only the kernels, `portable` only the config.
+//! Module dependencies: kernels -> compute; layout, config, error, random, weights, memory, nn, feature_map -> mixers
+//! -> encoder -> schema -> state -> decoder -> checkpoint -> candle; `sampling` uses only the kernels, `portable` only
+//! the config.
 
 pub mod candle;
 pub mod checkpoint;

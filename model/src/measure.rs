@@ -1,4 +1,4 @@
-//! Kernels for `cargo bench`: one product, one step of the recurrence.
+//! Benchmarks of single kernels, for `cargo bench`: one product, and one step of the recurrence.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::memory::StateType;
 use crate::nn::Linear;
 use crate::weights::{LoadError, Source, WeightType, Weights};
 
-/// `x . w^T` with random weights.
+/// The product `x . w^T` with random weights.
 #[derive(Debug)]
 pub struct Product {
     weight: Linear,
@@ -21,7 +21,7 @@ pub struct Product {
 }
 
 impl Product {
-    /// Weights (n, k) of `kind`, and `rows` rows of x.
+    /// Creates a product of weights (n, k) of type `kind` with `rows` rows of x.
     ///
     /// # Errors
     /// [`LoadError::Matrix`] when rows of k are not whole blocks of `kind`.
@@ -43,7 +43,7 @@ impl Product {
     }
 }
 
-/// One token of some heads with D = d = 64.
+/// One recurrence step of some heads with D = d = 64.
 #[derive(Debug)]
 pub struct Heads {
     full: Vec<f32>,
@@ -55,11 +55,11 @@ pub struct Heads {
     cx: Compute,
 }
 
-/// D and d.
+/// D and d of a head.
 const SIDE: usize = 64;
 
 impl Heads {
-    /// `count` heads.
+    /// Creates `count` heads.
     pub fn new(count: usize, state: StateType) -> Self {
         let numbers = |kind| if kind == state { count * 2 * SIDE * SIDE } else { 0 };
         let wave = |len: usize| (0..len).map(|i| (i as f32 * 0.9).sin() * 0.1).collect();
@@ -79,7 +79,7 @@ impl Heads {
         2 * (size_of_val(&*self.full) + size_of_val(&*self.half))
     }
 
-    /// Takes all heads one token further.
+    /// Advances all heads by one token.
     pub fn run(&mut self) {
         let Self { full, half, sums, phi, v, out, cx } = self;
         let token =

@@ -1,27 +1,27 @@
-//! What the states of all mixers share: the type of their numbers, and the count of denominators.
+//! What the states of all mixers share: the element type, and the count of denominators.
 
-/// The type of the large numbers of a state: S, keys and values.
+/// The element type of the large parts of a state: S, keys and values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum StateType {
     /// 32-bit floats.
     #[default]
     F32,
-    /// bfloat16, which halves the bytes that a step moves. S is rounded stochastically, seeded by the text alone; keys and
-    /// values, which are written once, are rounded to the nearest.
+    /// bfloat16, which halves the bytes that a step moves. S is rounded stochastically, with a seed that depends only
+    /// on the text; keys and values, which are written once, are rounded to nearest.
     Bf16,
 }
 
-/// Denominators (`phi_q . z`) that tokens were divided by.
+/// Counts of the denominators (`phi_q . z`) that outputs were divided by.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Denominators {
-    /// One for each token, layer and head; for an encoder-decoder one more for cross attention.
+    /// One per token, layer and head; an encoder-decoder has one more for cross attention.
     pub all: u64,
-    /// Those that were below their floor, and clamped to it.
+    /// Denominators that were below their floor and clamped to it.
     pub clamped: u64,
 }
 
 impl Denominators {
-    /// Adds the denominators of one layer.
+    /// Adds the counts of one layer.
     pub(crate) fn note(&mut self, all: usize, clamped: u64) {
         self.all += all as u64;
         self.clamped += clamped;

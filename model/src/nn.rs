@@ -1,4 +1,4 @@
-//! Layers without a state: linear, norms, SwiGLU. Weights stay in their stored type; sums are f32.
+//! Stateless layers: linear, norms, SwiGLU. Weights keep their stored type; sums are f32.
 
 use std::borrow::Cow;
 
@@ -7,7 +7,7 @@ use crate::kernels::products::{Product, Weight};
 use crate::kernels::{activation, float, norm, quantized, threads::Threads};
 use crate::weights::{LoadError, Mapped, Matrix, TensorList, WeightType, Weights};
 
-/// `y = x W^T + b`, over weights of any type.
+/// `y = x W^T + b`, for weights of any type.
 #[derive(Debug)]
 pub(crate) struct Linear {
     weight: Weight,         // (out, in)
@@ -20,8 +20,8 @@ impl Linear {
         Ok(Self { bias, ..Self::stack(std::slice::from_ref(weight))? })
     }
 
-    /// Several matrices of one input (out, in), one under another. Floats of different types become f32;
-    /// quantised matrices must have one type.
+    /// Stacks matrices (out, in) that share an input. Floats of different types become f32; quantized matrices must
+    /// have the same type.
     pub(crate) fn stack(weights: &[Matrix<'_>]) -> Result<Self, LoadError> {
         if let Some(Matrix { kind, rows, columns, .. }) = weights.iter().find(|w| !w.is_whole()) {
             let (kind, reason) = (*kind, "its bytes are not those of its shape".into());
@@ -63,7 +63,7 @@ impl Linear {
         quantized::Packed::pack(kind, &bytes, rows, columns, Threads::global()).map(Weight::Quantised).map_err(refused)
     }
 
-    /// Outputs of a row.
+    /// Outputs per row.
     pub(crate) fn width(&self) -> usize {
         self.weight.rows()
     }
@@ -83,23 +83,23 @@ impl Linear {
         cx.products(&[self.product(x, out)]);
     }
 
-    /// The product that [`Self::forward`] computes, for a job with others.
+    /// The product that [`Self::forward`] computes, to run in one job with others.
     pub(crate) fn product<'a>(&'a self, x: &'a [f32], out: &'a mut [f32]) -> Product<'a> {
         Product::new(&self.weight, self.bias.as_deref(), x, out)
     }
 }
 
-/// A matrix that is read row by row: an embedding that is not also the output head.
+/// A matrix that is read row by row: an embedding that is separate from the output head.
 #[derive(Debug)]
 pub(crate) enum Table {
-    /// In the checkpoint's file.
+    /// In the checkpoint file.
     Mapped(Mapped),
     /// In memory.
     Packed(Linear),
 }
 
 impl Table {
-    /// Reads a matrix (rows, columns) of the checkpoint.
+    /// Loads a matrix (rows, columns) from the checkpoint.
     pub(crate) fn new(weights: &Weights<'_>, name: &str, rows: usize, columns: usize) -> Result<Self, LoadError> {
         Ok(match weights.mapped(name, rows, columns)? {
             Some(mapped) => Self::Mapped(mapped),
@@ -129,7 +129,7 @@ impl RmsNorm {
         Self { weight, eps: eps as f32 }
     }
 
-    /// Reads `name.weight` (dim).
+    /// Loads `name.weight` (dim).
     pub(crate) fn load(weights: &Weights<'_>, name: &str, dim: usize, eps: f64) -> Result<Self, LoadError> {
         Ok(Self::new(weights.numbers(&format!("{name}.weight"), &[dim])?, eps))
     }
@@ -141,7 +141,8 @@ impl RmsNorm {
     }
 }
 
-/// `(x - mean) / sqrt(variance + eps) * weight + bias` over groups of `width` numbers: all of a row, or each head of it.
+/// `(x - mean) / sqrt(variance + eps) * weight + bias` over groups of `width` elements: a whole row, or each of its
+/// heads.
 #[derive(Clone, Debug)]
 pub(crate) struct LayerNorm {
     weight: Vec<f32>, // (dim)
@@ -157,13 +158,13 @@ impl LayerNorm {
         list.floats(&format!("{name}.bias"), &[dim]);
     }
 
-    /// Reads `name.weight` and `name.bias` (dim).
+    /// Loads `name.weight` and `name.bias` (dim).
     pub(crate) fn load(weights: &Weights<'_>, name: &str, dim: usize, eps: f64) -> Result<Self, LoadError> {
         let read = |part: &str| weights.numbers(&format!("{name}.{part}"), &[dim]);
         Ok(Self { weight: read("weight")?, bias: read("bias")?, width: dim, eps: eps as f32 })
     }
 
-    /// The same over groups of `width` numbers, which divides `dim`: a group norm.
+    /// Makes it a group norm over groups of `width` elements; `width` divides `dim`.
     pub(crate) fn of_groups(self, width: usize) -> Self {
         Self { width, ..self }
     }
@@ -178,7 +179,7 @@ impl LayerNorm {
     }
 }
 
-/// The norm that a family uses.
+/// The kind of norm that a family uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NormKind {
     /// [`RmsNorm`].
@@ -203,7 +204,7 @@ impl Norm {
         }
     }
 
-    /// Reads the tensors of `name`.
+    /// Loads the tensors of `name`.
     pub(crate) fn load(
         kind: NormKind,
         weights: &Weights<'_>,
@@ -233,7 +234,7 @@ pub(crate) struct Mlp {
     down: Linear,    // (hidden, intermediate)
 }
 
-/// Intermediate results of an [`Mlp`], kept from step to step.
+/// Intermediate results of an [`Mlp`], reused from step to step.
 #[derive(Debug, Default)]
 pub(crate) struct MlpBuffers {
     gate_up: Vec<f32>, // (rows, 2 intermediate)
@@ -252,7 +253,7 @@ impl Mlp {
         list.matrix("down_proj.weight", hidden, inner);
     }
 
-    /// Reads `{gate,up,down}_proj.weight`.
+    /// Loads `{gate,up,down}_proj.weight`.
     pub(crate) fn load(weights: &Weights<'_>, hidden: usize, inner: usize) -> Result<Self, LoadError> {
         Self::new(
             weights.matrix("gate_proj.weight", inner, hidden)?,

@@ -1,5 +1,5 @@
-//! A pool of slots, one conversation each: how far each text is, and whether its state is usable. The numbers themselves
-//! are in the memory of a device, behind [`SlotStates`].
+//! A pool of slots with one conversation each: how long each text is, and whether its state is usable. The states
+//! themselves are in a device's memory, behind [`SlotStates`].
 
 use std::sync::Arc;
 
@@ -10,35 +10,35 @@ use crate::memory::Denominators;
 
 type Result<T> = std::result::Result<T, ModelError>;
 
-/// The tokens of a slot's text.
+/// The length of a slot's text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TextLength {
-    /// All tokens read, those of the source included.
+    /// All tokens read, including those of the source.
     pub tokens: u64,
-    /// Tokens of the source; 0 for a decoder without an encoder.
+    /// Tokens of the source; 0 for a decoder-only model.
     pub source: u64,
 }
 
-/// The states of a pool's slots in the memory of one device. The pool checks every slot and length before it calls.
+/// The states of a pool's slots in one device's memory. The pool checks every slot and length before it calls.
 pub trait SlotStates: Send {
-    /// The order of a state's numbers outside of the device.
+    /// The layout of an exported state.
     fn layout(&self) -> StateLayout;
 
-    /// Bytes of one slot, however long its text is.
+    /// Bytes per slot, however long its text is.
     fn slot_bytes(&self) -> usize;
 
     /// The denominators of all slots since the pool was created.
     fn denominators(&self) -> Denominators;
 
-    /// Whether the device has failed for good.
+    /// Whether the device has failed permanently.
     fn is_lost(&self) -> bool {
         false
     }
 
-    /// The length of the text that has `tokens` tokens and these numbers as its state.
+    /// Returns the length of the text with `tokens` tokens and this exported state.
     ///
     /// # Errors
-    /// The numbers are no state of this model: a maximum or a count that no text has.
+    /// The elements are not a state of this model: they contain a maximum or a count that no text has.
     fn length_of(&self, _numbers: &[f32], tokens: u64) -> Result<TextLength> {
         Ok(TextLength { tokens, source: 0 })
     }
@@ -49,13 +49,13 @@ pub trait SlotStates: Send {
     /// The device failed.
     fn clear(&mut self, slot: usize) -> Result<()>;
 
-    /// A copy of a slot's numbers.
+    /// Returns a copy of a slot's state.
     ///
     /// # Errors
     /// The device failed.
     fn read(&self, slot: usize, length: TextLength) -> Result<Vec<f32>>;
 
-    /// Replaces a slot's numbers.
+    /// Replaces a slot's state.
     ///
     /// # Errors
     /// The device failed.
@@ -77,7 +77,7 @@ pub trait SlotStates: Send {
         self.write(slot, (*state).as_ref(), length).map(|()| Transfer::Done(Vec::new()))
     }
 
-    /// The progress of a transfer that was [`Transfer::Pending`].
+    /// Returns the progress of a transfer that was [`Transfer::Pending`].
     ///
     /// # Errors
     /// The device failed; then the transfer has ended.
@@ -85,7 +85,7 @@ pub trait SlotStates: Send {
         Ok(Transfer::Pending)
     }
 
-    /// Sets what is called, on any thread, whenever a pending transfer ends.
+    /// Sets a callback that runs, on any thread, whenever a pending transfer ends.
     fn on_transfer_end(&mut self, _wake: Arc<dyn Fn() + Send + Sync>) {}
 }
 
@@ -94,12 +94,12 @@ pub trait SlotStates: Send {
 enum Status {
     #[default]
     Ready,
-    /// A step or a write has started and not succeeded.
+    /// A step or a write has started but not succeeded.
     Incomplete,
-    /// A step has read so many drafts, and none has been kept yet.
+    /// A step has read this many drafts, and none has been kept yet.
     Drafted(usize),
     Exporting,
-    /// The text will have this length.
+    /// The text will have this length once the import ends.
     Importing(TextLength),
 }
 
@@ -114,47 +114,47 @@ struct Slot {
 pub struct Pool<S> {
     pub(crate) states: S,
     slots: Vec<Slot>,
-    /// Whether texts begin with a source.
+    /// Whether texts start with a source.
     needs_source: bool,
 }
 
 impl<S: SlotStates> Pool<S> {
-    /// A pool of empty texts, in `states` that have as many slots.
+    /// A pool of empty texts, in `states` with the same number of slots.
     pub(crate) fn of(states: S, slots: usize, needs_source: bool) -> Self {
         Self { states, slots: vec![Slot::default(); slots], needs_source }
     }
 
-    /// How many conversations fit.
+    /// Number of conversations that fit.
     pub fn slots(&self) -> usize {
         self.slots.len()
     }
 
-    /// Tokens that a slot has read since it was last reset, those of its source included; 0 if there is no such slot.
+    /// Tokens that a slot has read since its last reset, including those of its source; 0 if there is no such slot.
     pub fn tokens(&self, slot: usize) -> u64 {
         self.slots.get(slot).map_or(0, |slot| slot.length.tokens)
     }
 
-    /// Bytes of one slot, however long its text is.
+    /// Bytes per slot, however long its text is.
     pub fn state_bytes(&self) -> usize {
         self.states.slot_bytes()
     }
 
-    /// The denominators of all slots since the pool was created; a probed step counts in its probe alone.
+    /// The denominators of all slots since the pool was created. A probed step is only counted in its probe.
     pub fn denominators(&self) -> Denominators {
         self.states.denominators()
     }
 
-    /// The order of the numbers of [`Self::export`].
+    /// The layout of the states that [`Self::export`] returns.
     pub fn layout(&self) -> StateLayout {
         self.states.layout()
     }
 
-    /// Whether the device has failed for good: every later call in this process fails too.
+    /// Whether the device has failed permanently: every later call in this process fails too.
     pub fn is_lost(&self) -> bool {
         self.states.is_lost()
     }
 
-    /// Makes a slot an empty text.
+    /// Resets a slot to an empty text.
     ///
     /// # Errors
     /// There is no such slot, its state is in transfer, or the device failed.
@@ -166,7 +166,7 @@ impl<S: SlotStates> Pool<S> {
         Ok(())
     }
 
-    /// A copy of a slot's numbers, in the order of [`StateLayout`]. A pool on another device takes them as well.
+    /// Returns a copy of a slot's state, in the order of [`StateLayout`]. A pool on another device can import it too.
     ///
     /// # Errors
     /// There is no such slot, its state is incomplete or in transfer, or the device failed.
@@ -175,14 +175,14 @@ impl<S: SlotStates> Pool<S> {
         self.states.read(slot, length)
     }
 
-    /// Replaces a slot's numbers by those of an [`Self::export`], whose text has `tokens` tokens. Numbers held as bf16 are
-    /// rounded to the nearest.
+    /// Replaces a slot's state with one from [`Self::export`], whose text has `tokens` tokens. Elements that are held
+    /// as bf16 are rounded to nearest.
     ///
     /// # Errors
-    /// There is no such slot, its state is in transfer, the number of `numbers` is not the layout's, or they are no
-    /// state of this model (a maximum of keys that no keys have, a source of another length): then nothing has changed. A
-    /// maximum that is too low is accepted: the next key replaces it, and what was before is lost. After an error of the
-    /// device the slot must be reset.
+    /// After these errors nothing has changed: there is no such slot, its state is in transfer, `numbers` does not have
+    /// the layout's length, or it is not a state of this model (for example, a key maximum that no key has, or a source
+    /// of another length). A maximum that is too low is accepted: the next key replaces it, and earlier tokens are
+    /// forgotten. After a device error the slot must be reset.
     pub fn import(&mut self, slot: usize, numbers: &[f32], tokens: u64) -> Result<()> {
         let length = self.check_import(slot, numbers, tokens)?;
         self.slots[slot].status = Status::Incomplete;
@@ -191,7 +191,7 @@ impl<S: SlotStates> Pool<S> {
         Ok(())
     }
 
-    /// Starts an [`Self::export`]. While it is pending, every other call refuses the slot, and other slots can be used.
+    /// Starts an [`Self::export`]. While it is pending, every other call rejects the slot; other slots can be used.
     ///
     /// # Errors
     /// As for [`Self::export`]; then no transfer is in progress.
@@ -204,7 +204,7 @@ impl<S: SlotStates> Pool<S> {
         Ok(transfer)
     }
 
-    /// Starts an [`Self::import`]. While it is pending, every other call refuses the slot, and other slots can be used.
+    /// Starts an [`Self::import`]. While it is pending, every other call rejects the slot; other slots can be used.
     ///
     /// # Errors
     /// As for [`Self::import`]; then no transfer is in progress, and nothing has changed.
@@ -218,11 +218,11 @@ impl<S: SlotStates> Pool<S> {
         Ok(transfer)
     }
 
-    /// The progress of a slot's transfer; never waits.
+    /// Returns the progress of a slot's transfer, without waiting.
     ///
     /// # Errors
-    /// No transfer is in progress, or the device failed: then a slot whose state was exported still has it, and one whose
-    /// state was imported must be reset.
+    /// No transfer is in progress, or the device failed. After a device failure, an exported slot still has its state,
+    /// and an imported one must be reset.
     pub fn poll_transfer(&mut self, slot: usize) -> Result<Transfer> {
         let (length, after_failure) = match self.slots.get(slot) {
             Some(&Slot { length, status: Status::Exporting }) => (length, Status::Ready),
@@ -238,15 +238,15 @@ impl<S: SlotStates> Pool<S> {
         transfer
     }
 
-    /// Sets what is called, on any thread, whenever a pending transfer ends. Must be called before the first transfer.
+    /// Sets a callback that runs, on any thread, whenever a pending transfer ends. Call it before the first transfer.
     pub fn on_transfer_end(&mut self, wake: Arc<dyn Fn() + Send + Sync>) {
         self.states.on_transfer_end(wake);
     }
 
-    /// Starts a step of these slots: until [`Self::advance`] they count as incomplete.
+    /// Starts a step of these slots. They are incomplete until [`Self::advance`].
     ///
     /// # Errors
-    /// A slot is out of range, named twice, incomplete, in transfer, or without the source that its text continues: then
+    /// A slot is out of range, named twice, incomplete, in transfer, or lacks the source that its text continues;
     /// nothing has changed.
     pub(crate) fn begin(&mut self, slots: &[usize]) -> Result<()> {
         for (i, &slot) in slots.iter().enumerate() {
@@ -263,15 +263,15 @@ impl<S: SlotStates> Pool<S> {
         Ok(())
     }
 
-    /// Ends a step in which each of `slots` has read `tokens` drafts: they count as read once they are kept.
+    /// Ends a step in which each of `slots` has read `tokens` drafts. They do not count as read until they are kept.
     pub(crate) fn drafted(&mut self, slots: &[usize], tokens: usize) {
         for &slot in slots {
             self.slots[slot].status = Status::Drafted(tokens);
         }
     }
 
-    /// Starts to keep `count` of the drafts of a slot, which counts as incomplete until [`Self::advance`]; returns how many
-    /// there are. There is an error, and nothing has changed, if it has read no drafts, or not so many.
+    /// Starts to keep `count` drafts of a slot, which is incomplete until [`Self::advance`]. Returns the number of
+    /// drafts. If the slot has fewer than `count` drafts, there is an error and nothing has changed.
     pub(crate) fn begin_keeping(&mut self, slot: usize, count: usize) -> Result<usize> {
         let Slot { status: Status::Drafted(tokens), .. } = self.check(slot)? else {
             return Err(ModelError::Slot { slot, reason: SlotError::NoDrafts });
@@ -291,24 +291,24 @@ impl<S: SlotStates> Pool<S> {
         }
     }
 
-    /// The position of each slot's next token, counted from the end of its source.
+    /// The position of each slot's next token, counted from the end of the source.
     pub(crate) fn positions(&self, slots: &[usize]) -> impl Iterator<Item = u64> {
         slots.iter().map(|&slot| self.slots[slot].length).map(|length| length.tokens - length.source)
     }
 
-    /// Empties a slot, which counts as incomplete until [`Self::source_was_read`].
+    /// Resets a slot, which then is incomplete until [`Self::source_was_read`].
     pub(crate) fn begin_source(&mut self, slot: usize) -> Result<()> {
         self.reset(slot)?;
         self.slots[slot].status = Status::Incomplete;
         Ok(())
     }
 
-    /// Makes a source of so many tokens, which the caller has encoded into the slot, its whole text.
+    /// Records that a slot's text is a source of `tokens` tokens, which the caller has encoded into the slot.
     pub(crate) fn source_was_read(&mut self, slot: usize, tokens: usize) {
         self.set(slot, TextLength { tokens: tokens as u64, source: tokens as u64 });
     }
 
-    /// Gives a slot, whose numbers the caller has written, its length.
+    /// Sets the length of a slot whose state the caller has written.
     pub(crate) fn set(&mut self, slot: usize, length: TextLength) {
         self.slots[slot] = Slot { length, status: Status::Ready };
     }

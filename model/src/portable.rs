@@ -1,7 +1,8 @@
 //! RFA-Gate as a chain of candle tensors: the whole decoder in one file, without kernels, threads or slots.
 //!
-//! Read this first. In f64 it is also the oracle of [`crate::Decoder`]. It takes one token after another, as the paper writes
-//! the recurrence (Peng et al., ICLR 2021), and candle can differentiate it. It is tested in f32 and f64 on the CPU.
+//! Start reading here. In f64 this decoder is also the oracle that tests compare [`crate::Decoder`] with. It reads one
+//! token after another, as the paper writes the recurrence (Peng et al., ICLR 2021), and candle can differentiate it.
+//! It is tested in f32 and f64 on the CPU.
 //!
 //! ```no_run
 //! use tidegate_model::{DType, Device, Tensor, portable};
@@ -16,8 +17,8 @@
 //! # }
 //! ```
 //!
-//! Names of shapes: b is the batch, n the heads, d the length of a head's queries, keys and values, F its features, D its
-//! random vectors.
+//! Letters in shapes: b is the batch size, n the number of heads, d the length of a head's queries, keys and values, F
+//! its features, D its random vectors.
 
 use std::path::Path;
 
@@ -50,7 +51,7 @@ struct Layer {
     mlp: [Tensor; 3],               // gate and up (intermediate, hidden), down (hidden, intermediate)
 }
 
-/// What a batch of texts has left behind: of the same size however long they are.
+/// The state of a batch of texts; its size does not depend on their length.
 #[derive(Clone, Debug)]
 pub struct State {
     /// Tokens read so far.
@@ -72,7 +73,7 @@ pub struct LayerState {
     pub conv: Option<Tensor>,
 }
 
-/// Refuses by name what the decoder does not have.
+/// Checks that the decoder supports the config; the error names the key.
 ///
 /// # Errors
 /// The model is of another family.
@@ -93,7 +94,7 @@ pub fn check(config: &DecoderConfig) -> std::result::Result<(), ConfigError> {
 }
 
 impl Decoder {
-    /// Reads `config.json` and `model.safetensors`, and converts all weights to `dtype`.
+    /// Loads `config.json` and `model.safetensors`, and converts all weights to `dtype`.
     ///
     /// # Errors
     /// A file is missing or wrong, or the model is of another family.
@@ -104,10 +105,10 @@ impl Decoder {
         Self::new(config, &VarBuilder::from_tensors(tensors, dtype, device))
     }
 
-    /// The decoder of these weights, which may be variables in training.
+    /// Builds the decoder from these weights, which may be training variables.
     ///
     /// # Errors
-    /// A tensor is missing or has another shape, or the model is of another family.
+    /// A tensor is missing or has the wrong shape, or the model is of another family.
     pub fn new(config: DecoderConfig, weights: &VarBuilder<'_>) -> Result<Self> {
         check(&config).map_err(Error::wrap)?;
         let model = weights.pp("model");
@@ -129,7 +130,7 @@ impl Decoder {
         })
     }
 
-    /// The config.
+    /// The config of the decoder.
     pub fn config(&self) -> &DecoderConfig {
         &self.config
     }
@@ -137,7 +138,7 @@ impl Decoder {
     /// The state of `batch` empty texts.
     ///
     /// # Errors
-    /// The device has no memory for it.
+    /// The device does not have enough memory.
     pub fn state(&self, batch: usize) -> Result<State> {
         let config = &self.config;
         let (n, d, features) = (config.num_attention_heads, config.head_dim, config.features());
@@ -157,7 +158,7 @@ impl Decoder {
     /// Reads the next tokens of each text. ids: (b, time) u32 -> logits (b, time, vocab)
     ///
     /// # Errors
-    /// An id is outside the vocabulary, or the state is of another batch.
+    /// An id is outside the vocabulary, or the state is for another batch size.
     pub fn forward(&self, ids: &Tensor, state: &mut State) -> Result<Tensor> {
         let logits = (0..ids.dim(1)?).map(|t| self.step(&ids.narrow(1, t, 1)?.squeeze(1)?, state));
         Tensor::stack(&logits.collect::<Result<Vec<_>>>()?, 1)
@@ -209,7 +210,7 @@ impl Layer {
         })
     }
 
-    /// `x + attention(norm(x))`, then `x + mlp(norm(x))`. x: (b, hidden)
+    /// Computes `x + attention(norm(x))`, then `x + mlp(norm(x))`. x: (b, hidden)
     fn forward(&self, config: &DecoderConfig, x: &Tensor, position: u64, state: &mut LayerState) -> Result<Tensor> {
         let eps = config.rms_norm_eps;
         let x = (x + self.attention(config, &rms_norm(x, &self.input_norm, eps)?, position, state)?)?;
@@ -218,7 +219,7 @@ impl Layer {
         x + linear(&(linear(&normed, gate)?.silu()? * linear(&normed, up)?)?, down)?
     }
 
-    /// One token: its key and value enter the sums, and its query reads them. x: (b, hidden)
+    /// Computes one token: its key and value enter the sums, then its query reads them. x: (b, hidden)
     fn attention(&self, config: &DecoderConfig, x: &Tensor, position: u64, state: &mut LayerState) -> Result<Tensor> {
         let (n, d) = (config.num_attention_heads, config.head_dim);
         let qkv = self.convolved(linear(x, &self.qkv)?, state)?.reshape(((), 3, n, d))?;
@@ -231,7 +232,7 @@ impl Layer {
         let phi_q = self.features(config.feature_map, &q)?.unsqueeze(2)?; // (b, n, 1, F)
         let phi_k = self.features(config.feature_map, &k)?.unsqueeze(3)?; // (b, n, F, 1)
 
-        // Equation 7: S <- g S + (1 - g) phi(k) v^T, and z and c alike; without a gate nothing is forgotten.
+        // Equation 7: S <- g S + (1 - g) phi(k) v^T, and likewise for z and c; without a gate nothing decays.
         let (keep, take) = match &self.gate {
             Some((weight, bias)) => {
                 let g = sigmoid(&linear(x, weight)?.broadcast_add(bias)?)?.reshape(((), n, 1, 1))?;
@@ -245,8 +246,8 @@ impl Layer {
         state.z = (state.z.broadcast_mul(&keep)? + &weighted)?;
         state.c = ((&state.c * &keep)? + &take)?;
 
-        // Equation 5: h = phi(q) S / (phi(q) . z). Products of sines and cosines estimate a positive number and may be
-        // negative themselves, so the denominator has a floor, a share of all the weight that has entered.
+        // Equation 5: h = phi(q) S / (phi(q) . z). Products of sines and cosines estimate a positive number but may
+        // themselves be negative, so the denominator has a floor, which is a share of all the weight that has entered.
         let eps = config.denominator_floor();
         let floor = (&state.c * eps)?.maximum(f64::from(f32::MIN_POSITIVE))?;
         let denominator = phi_q.matmul(&state.z)?.maximum(&floor)?;
@@ -258,7 +259,7 @@ impl Layer {
         linear(&h.flatten_from(1)?, &self.out)
     }
 
-    /// The short convolution over a token and those before it, then SiLU. qkv: (b, 3 n d)
+    /// Computes the short convolution over a token and the ones before it, then SiLU. qkv: (b, 3 n d)
     fn convolved(&self, qkv: Tensor, state: &mut LayerState) -> Result<Tensor> {
         let (Some(taps), Some(before)) = (&self.conv, &state.conv) else { return Ok(qkv) };
         let window = Tensor::cat(&[before, &qkv.unsqueeze(1)?], 1)?; // (b, kernel, 3 n d)
@@ -291,8 +292,8 @@ fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {
     x.broadcast_div(&(x.sqr()?.mean_keepdim(D::Minus1)? + eps)?.sqrt()?)?.broadcast_mul(weight)
 }
 
-/// Turns pairs of numbers, one of each half of a head, by angles that grow with the position (Su et al., 2021). Angles are
-/// f64: at position ten million, those in f32 are off by whole turns. x: (b, n, d)
+/// Rotates pairs of elements, one from each half of a head, by angles that grow with the position (Su et al., 2021).
+/// Angles are f64: at position ten million, an f32 angle is off by whole turns. x: (b, n, d)
 fn rotated(x: &Tensor, position: u64, theta: f64) -> Result<Tensor> {
     let half = x.dim(D::Minus1)? / 2;
     let angles = (0..half).map(|i| position as f64 * theta.powf(-(i as f64) / half as f64));

@@ -1,15 +1,15 @@
-//! Counts for `inspect`: clamped denominators, and how fast each head forgets.
+//! Statistics for `inspect`: clamped denominators, and how fast each head forgets.
 
 use candle_core::Tensor;
 
 use crate::error::Result;
 
-/// Counts of one layer, one entry a head.
+/// Statistics of one layer, with one entry per head.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LayerProbe {
-    /// Tokens.
+    /// Number of tokens.
     pub tokens: u64,
-    /// Denominators of each head: one for each token; for the hybrid, for each token that has others before its window.
+    /// Denominators per head: one per token; for the hybrid, only for tokens with others before their window.
     pub denominators: u64,
     /// Denominators that were clamped: (heads)
     pub clamped: Vec<u64>,
@@ -17,7 +17,7 @@ pub struct LayerProbe {
     pub log_gate: Vec<f64>,
 }
 
-/// Counts of all layers.
+/// Statistics of all layers.
 pub type Probe = Vec<LayerProbe>;
 
 impl LayerProbe {
@@ -41,8 +41,8 @@ impl LayerProbe {
         Ok(())
     }
 
-    /// Adds the counts of some tokens, `far` of which had others before their window. clamped: (heads); gate logits:
-    /// (tokens, heads)
+    /// Adds the statistics of some tokens, `far` of which had others before their window. clamped: (heads); gate
+    /// logits: (tokens, heads)
     pub(crate) fn count(
         &mut self,
         (tokens, far): (usize, usize),
@@ -63,7 +63,7 @@ impl LayerProbe {
     }
 }
 
-/// log sigmoid(a), by the exponential of a negative number only.
+/// Computes log sigmoid(a). It only takes the exponential of a negative number, which cannot overflow.
 fn log_gate(a: f32) -> f64 {
     f64::from(a.min(0.0)) - (-f64::from(a.abs())).exp().ln_1p()
 }

@@ -1,6 +1,6 @@
-//! Normal numbers, and matrices with orthogonal rows, from a seed: random features without a checkpoint.
+//! Seeded normal numbers, and matrices with orthogonal rows, for random features without a checkpoint.
 
-/// Standard normal numbers, the same for the same seed.
+/// A stream of standard normal numbers, which the seed determines.
 #[derive(Clone, Debug)]
 pub struct Normals {
     state: u64,
@@ -13,7 +13,7 @@ impl Normals {
         Self { state: seed, spare: None }
     }
 
-    /// SplitMix64 (Steele, Lea and Flood, 2014).
+    /// Returns the next 64 bits: SplitMix64 (Steele, Lea and Flood, 2014).
     fn bits(&mut self) -> u64 {
         self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut x = self.state;
@@ -22,12 +22,12 @@ impl Normals {
         x ^ (x >> 31)
     }
 
-    /// Uniform in (0, 1]: its logarithm is finite.
+    /// Returns a uniform number in (0, 1], whose logarithm is finite.
     pub fn uniform(&mut self) -> f64 {
         ((self.bits() >> 11) + 1) as f64 / (1u64 << 53) as f64
     }
 
-    /// One number (Box and Muller, 1958), which come in pairs.
+    /// Returns a normal number. Box and Muller's method (1958) makes them in pairs.
     pub fn normal(&mut self) -> f64 {
         if let Some(spare) = self.spare.take() {
             return spare;
@@ -38,14 +38,14 @@ impl Normals {
         radius * cos
     }
 
-    /// `len` numbers.
+    /// Returns `len` normal numbers.
     pub fn vec(&mut self, len: usize) -> Vec<f64> {
         (0..len).map(|_| self.normal()).collect()
     }
 
-    /// Rows (rows, columns), row by row, orthogonal in blocks of `columns` rows (Yu et al., 2016; Choromanski et al., 2021,
-    /// section 3.2). Directions are those of normal vectors after Gram-Schmidt, and norms are distributed as chi(columns),
-    /// so that each row alone is a normal vector. Empty if `columns` is 0.
+    /// Returns a row-major matrix (rows, columns) with orthogonal rows in blocks of `columns` rows (Yu et al., 2016;
+    /// Choromanski et al., 2021, section 3.2). Directions are those of normal vectors after Gram-Schmidt, and norms are
+    /// distributed as chi(columns), so each row by itself is a normal vector. Empty if `columns` is 0.
     pub fn orthogonal_rows(&mut self, rows: usize, columns: usize) -> Vec<f64> {
         let mut out: Vec<f64> = Vec::with_capacity(rows * columns);
         if columns == 0 {
@@ -56,7 +56,7 @@ impl Normals {
             let norm = length(&self.vec(columns));
             let direction = loop {
                 let mut x = self.vec(columns);
-                // Twice: one pass leaves rounding errors, the second removes them.
+                // Twice, because one pass leaves rounding errors, which the second removes.
                 for _ in 0..2 {
                     for other in out[before * columns..].chunks_exact(columns) {
                         let square: f64 = other.iter().map(|v| v * v).sum();
@@ -64,7 +64,7 @@ impl Normals {
                         x.iter_mut().zip(other).for_each(|(a, b)| *a -= share * b);
                     }
                 }
-                // A vector in the span of the rows before has no direction of its own: draw again.
+                // A vector in the span of the previous rows has no direction of its own, so another is drawn.
                 if length(&x) > 1e-6 {
                     break x;
                 }

@@ -1,4 +1,4 @@
-//! A decoder and its pool of slots as a [`LanguageModel`], whichever device they are on.
+//! A decoder and its pool of slots as a [`LanguageModel`], for any device.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,49 +12,50 @@ use crate::sampling::{Plans, Sampled};
 
 type Result<T> = std::result::Result<T, ModelError>;
 
-/// A decoder on one kind of device. The methods that read tokens have the errors of [`crate::Decoder::forward`], and fail
-/// when the device does.
+/// A decoder on one kind of device. Methods that read tokens have the errors of [`crate::Decoder::forward`], and also
+/// fail when the device does.
 pub trait Backend: Send {
-    /// Where the states of its pools are.
+    /// The type of its pools' states.
     type States: SlotStates;
 
-    /// Tokens in the vocabulary.
+    /// Number of tokens in the vocabulary.
     fn vocab_size(&self) -> usize;
 
     /// The ids that end a text.
     fn eos(&self) -> &[u32];
 
-    /// What an encoder-decoder reads; `None` for a decoder.
+    /// The source that an encoder-decoder reads; `None` for a decoder-only model.
     fn source(&self) -> Option<SourceConfig> {
         None
     }
 
-    /// The family, if candle computes the model: its states are its own.
+    /// The family, if the model runs on candle. Such states differ from those of the native kernels.
     fn candle_family(&self) -> Option<&'static str> {
         None
     }
 
-    /// As [`LanguageModel::longest_chunk`].
+    /// See [`LanguageModel::longest_chunk`].
     fn longest_chunk(&self) -> usize {
         LONGEST_CHUNK
     }
 
-    /// Bytes that the weights take in memory, if they take more than their files.
+    /// Bytes of the weights in memory; by default [`Self::weight_bytes`].
     fn resident_bytes(&self) -> usize {
         self.weight_bytes()
     }
 
-    /// Bytes of the matrices that one token reads, each counted once; an embedding apart from the output head is not
-    /// counted, since a token reads one row of it.
+    /// Bytes of the matrices that one token reads, each counted once. An embedding that is separate from the output
+    /// head does not count, because a token reads only one of its rows.
     fn weight_bytes(&self) -> usize;
 
-    /// The greatest maximum of keys that a state of this decoder can have: (layers, heads), or empty where heads keep no
-    /// maximum. A greater one is from no text, and would outweigh every key to come.
+    /// The upper bound of each head's key maximum in a state of this decoder: (layers, heads), or empty if heads keep
+    /// no maximum. A larger one cannot come from any text, and would outweigh every later key.
     fn greatest_maxima(&self) -> Vec<f32> {
         Vec::new()
     }
 
-    /// Reads the tokens of one conversation without computing logits. How a text is divided into calls changes no bit.
+    /// Reads tokens into one conversation without computing logits. The bits do not depend on how a text is divided
+    /// into calls.
     ///
     /// # Errors
     /// As for all methods that read tokens.
@@ -68,12 +69,12 @@ pub trait Backend: Send {
         Err(ModelError::NoEncoder)
     }
 
-    /// Whether [`Self::prefill_logits`] takes one pass, not a second one for the last token.
+    /// Whether [`Self::prefill_logits`] needs only one pass, instead of another one for the last token.
     fn scores_chunks(&self) -> bool {
         false
     }
 
-    /// Reads the tokens of one conversation (at least one), and replaces `logits` by those after the last: (vocab).
+    /// Reads tokens (at least one) into one conversation, and replaces `logits` with those after the last one: (vocab).
     ///
     /// # Errors
     /// As for all methods that read tokens.
@@ -92,8 +93,8 @@ pub trait Backend: Send {
         self.decode_into(&ids[ids.len().saturating_sub(1)..], pool, &[slot], logits)
     }
 
-    /// Reads one token into each slot; replaces `logits` by (rows, vocab), row by row. A row's logits do not depend on
-    /// the other rows and slots.
+    /// Reads one token into each slot, and replaces `logits` with (rows, vocab), row-major. A row's logits do not
+    /// depend on the other rows and slots.
     ///
     /// # Errors
     /// As for all methods that read tokens.
@@ -105,15 +106,15 @@ pub trait Backend: Send {
         logits: &mut Vec<f32>,
     ) -> Result<()>;
 
-    /// As [`LanguageModel::speculates`].
+    /// See [`LanguageModel::speculates`].
     fn speculates(&self) -> bool {
         false
     }
 
-    /// As [`LanguageModel::verify`].
+    /// See [`LanguageModel::verify`].
     ///
     /// # Errors
-    /// The decoder reads no drafts, or as for all methods that read tokens.
+    /// The decoder cannot verify drafts, or as for all methods that read tokens.
     fn verify_into(
         &self,
         _ids: &[u32],
@@ -124,10 +125,10 @@ pub trait Backend: Send {
         Err(ModelError::NoSpeculation)
     }
 
-    /// As [`LanguageModel::keep`].
+    /// See [`LanguageModel::keep`].
     ///
     /// # Errors
-    /// The slot has not so many drafts, or the device failed.
+    /// The slot has fewer than `count` drafts, or the device failed.
     fn keep(&self, _pool: &mut Pool<Self::States>, _slot: usize, _count: usize) -> Result<()> {
         Err(ModelError::NoSpeculation)
     }
@@ -137,10 +138,10 @@ pub trait Backend: Send {
         false
     }
 
-    /// As [`LanguageModel::decode_and_sample`].
+    /// See [`LanguageModel::decode_and_sample`].
     ///
     /// # Errors
-    /// The device does not sample, `plan` has added another number of rows, or as for all methods that read tokens.
+    /// The device cannot sample, `plan` has added the wrong number of rows, or as for all methods that read tokens.
     fn decode_and_sample(
         &self,
         _ids: &[u32],
@@ -160,7 +161,7 @@ pub struct ModelRunner<B: Backend> {
 }
 
 impl<B: Backend> ModelRunner<B> {
-    /// A model of a decoder and a pool that it has created.
+    /// Combines a decoder with a pool that it has created.
     pub fn new(decoder: B, pool: Pool<B::States>) -> Self {
         Self { decoder, pool }
     }

@@ -1,4 +1,4 @@
-//! What a config means to its family: its checks, the size of its states, and the tensors of its checkpoint.
+//! What a config means to its model family: its checks, the size of its states, and the tensors of its checkpoint.
 
 use std::collections::BTreeMap;
 
@@ -33,7 +33,7 @@ impl DecoderConfig {
     /// Checks every bound.
     ///
     /// # Errors
-    /// [`ConfigError::Bound`] for the first field out of its bounds.
+    /// [`ConfigError::Bound`] for the first field that is out of bounds.
     pub fn validate(&self) -> Result<(), ConfigError> {
         let family = family(self.attention);
         self.check_shared()?;
@@ -51,7 +51,7 @@ impl DecoderConfig {
         (family.validate)(self)
     }
 
-    /// Features of a head (F), the output of its feature map; 0 without a feature map.
+    /// Number of features per head (F), the output size of its feature map; 0 without a feature map.
     pub fn features(&self) -> usize {
         (family(self.attention).features)(self)
     }
@@ -66,29 +66,29 @@ impl DecoderConfig {
         (family(self.attention).layout)(self)
     }
 
-    /// Bytes of one conversation's state in f32. The length of the text does not matter.
+    /// Bytes of one conversation's state in f32, independent of the length of the text.
     pub fn state_bytes(&self) -> usize {
         self.state_layout().numbers() * size_of::<f32>()
     }
 
-    /// Numbers of a state that each token in the `sliding_window` fills, in all layers; 0 without a cache.
+    /// State elements that each token of the `sliding_window` fills, in all layers; 0 without a cache.
     pub fn cached_numbers(&self) -> usize {
         self.num_hidden_layers * self.num_attention_heads * (family(self.attention).cached_numbers)(self)
     }
 
-    /// Whether a cache is all that the heads remember.
+    /// Whether the heads' memory consists only of a cache.
     pub fn only_caches(&self) -> bool {
         self.cached_numbers() * self.window() == self.state_layout().memory()
     }
 
-    /// Trained numbers; the fixed random matrices are not counted.
+    /// Number of trained parameters, without the fixed random matrices.
     pub fn parameters(&self) -> u64 {
         let trained = tensors(self).all.into_values().filter(|tensor| tensor.trained);
         trained.map(|tensor| tensor.shape.iter().product::<usize>() as u64).sum()
     }
 }
 
-/// Gives tensors that others publish in another form the names and shapes of [`tensors`].
+/// Gives tensors that are published in another form the names and shapes of [`tensors`].
 pub(crate) fn unpack(config: &DecoderConfig, entries: &mut BTreeMap<String, Entry>) {
     (family(config.attention).unpack)(config, entries);
 }

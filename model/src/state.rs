@@ -1,5 +1,4 @@
-//! The states of a pool's slots in the memory of the host, every slot of the same constant size, and what a step on the
-//! CPU works in.
+//! The states of a pool's slots in host memory, each of the same constant size, and the buffers of a step on the CPU.
 
 use std::sync::Arc;
 
@@ -18,57 +17,57 @@ use crate::pool::{Pool, SlotStates, TextLength};
 /// The settings of a pool.
 #[derive(Clone, Debug)]
 pub struct PoolOptions {
-    /// Conversations that can be held at once.
+    /// Number of conversations that the pool can hold at once.
     pub slots: usize,
-    /// The threads that compute its steps.
+    /// The threads that compute the pool's steps.
     pub threads: Arc<Threads>,
-    /// The number format of its states.
+    /// The element type of the pool's states.
     pub state: StateType,
 }
 
 impl PoolOptions {
-    /// So many slots with states in f32, computed by the process's threads.
+    /// Options for `slots` slots with f32 states, computed by the process's threads.
     pub fn new(slots: usize) -> Self {
         Self { slots, threads: Arc::clone(Threads::global()), state: StateType::F32 }
     }
 }
 
-/// The buffers of a step. They belong to the pool, which makes one step at a time.
+/// The buffers of a step. They belong to the pool, which runs one step at a time.
 #[derive(Debug)]
 pub(crate) struct Workspace {
     pub(crate) cx: Compute,
     /// The residual stream: (rows, hidden)
     pub(crate) x: Vec<f32>,
-    /// The rows whose logits are computed: (rows, hidden)
+    /// The tokens whose logits are computed: (tokens, hidden)
     pub(crate) last: Vec<f32>,
     pub(crate) positions: Vec<u64>,
     pub(crate) angles: Angles,
     pub(crate) denominators: Denominators,
-    /// The slots of the last step of drafts.
+    /// The slots of the last draft step.
     pub(crate) drafted: Vec<usize>,
 }
 
-/// Slots for conversations in the memory of the host.
+/// A pool of slots for conversations in host memory.
 pub type StatePool = Pool<HostStates>;
 
-/// The states of a pool's slots in the memory of the host.
+/// The states of a pool's slots in host memory.
 #[derive(Debug)]
 pub struct HostStates {
     layers: Box<dyn LayerStates>,
     workspace: Workspace,
-    /// The most tokens a source can have; 0 for a decoder without an encoder.
+    /// The maximum number of source tokens; 0 for a decoder-only model.
     most_source: usize,
     layout: StateLayout,
 }
 
 impl Pool<HostStates> {
-    /// A pool of empty texts.
+    /// Creates a pool of empty texts.
     ///
     /// # Errors
-    /// `slots` is 0, or the system does not have the memory for them.
+    /// `slots` is 0, or there is not enough memory.
     pub(crate) fn new(config: &DecoderConfig, layers: &dyn Layers, options: PoolOptions) -> Result<Self> {
         let PoolOptions { slots, threads, state } = options;
-        // A lower bound: a bf16 state keeps some numbers as f32.
+        // This is a lower bound: a bf16 state keeps some elements as f32.
         let least = match state {
             StateType::F32 => config.state_bytes(),
             StateType::Bf16 => config.state_bytes() / 2,
@@ -92,7 +91,7 @@ impl Pool<HostStates> {
         Ok(Self::of(states, slots, most_source > 0))
     }
 
-    /// A copy of one layer of a slot: memory (heads, [`StateLayout::head`]) and the convolution's inputs.
+    /// Returns a copy of one layer of a slot's state: memory (heads, [`StateLayout::head`]) and the convolution inputs.
     ///
     /// # Errors
     /// There is no such slot or layer, or a failed step left the slot's state incomplete.
@@ -117,7 +116,7 @@ impl Pool<HostStates> {
         (&mut *self.states.layers, &mut self.states.workspace)
     }
 
-    /// Sets the positions of the step's rows, one for each of these slots.
+    /// Sets the positions of the step's rows, one per slot.
     pub(crate) fn set_positions(&mut self, slots: &[usize]) {
         let mut positions = std::mem::take(&mut self.states.workspace.positions);
         positions.clear();
@@ -131,7 +130,7 @@ impl SlotStates for HostStates {
         self.layout
     }
 
-    /// The system provides the memory of a cache only as it fills.
+    /// Counts whole caches, although the system provides their memory only as they fill.
     fn slot_bytes(&self) -> usize {
         self.layers().flat_map(LayerState::parts).flatten().map(SlotState::bytes).sum()
     }
@@ -147,14 +146,14 @@ impl SlotStates for HostStates {
         Ok(())
     }
 
-    /// The parts of a [`StateLayout`], each of all layers.
+    /// Reads the parts of a [`StateLayout`], each for all layers.
     fn read(&self, slot: usize, length: TextLength) -> Result<Vec<f32>> {
         let mut numbers = Vec::with_capacity(self.layout.numbers());
         for part in 0..self.layout.parts().len() {
             self.layers().filter_map(|layer| layer.parts()[part]).for_each(|part| part.read(slot, &mut numbers));
         }
         if self.most_source > 0 {
-            // At most 65,536: exact.
+            // At most 65,536, which f32 represents exactly.
             numbers.push(length.source as f32);
         }
         Ok(numbers)
@@ -186,10 +185,10 @@ impl HostStates {
         (0..self.layers.len()).map(|layer| self.layers.layer(layer))
     }
 
-    /// The number of tokens of the source, which an exported state ends with, in a text of `tokens` tokens.
+    /// Returns the number of source tokens, which an exported state ends with, for a text of `tokens` tokens.
     fn source_tokens(&self, found: f32, tokens: u64) -> Result<u64> {
         let most = (self.most_source as u64).min(tokens);
-        // The cast saturates: only a whole number in range equals its own count.
+        // The cast saturates, so only an integer in range equals its own count.
         let (count, least) = (found as u64, u64::from(tokens > 0));
         if count as f32 != found || count < least || count > most {
             return Err(ModelError::argument("the length of the source", format!("{least} to {most} tokens"), found));
@@ -198,17 +197,17 @@ impl HostStates {
     }
 }
 
-/// Tokens behind a part of a state: those of the source, or those of the text after it.
+/// The number of tokens behind a part of a state: those of the source, or those of the text after it.
 fn tokens_of(part: usize, length: TextLength) -> u64 {
     if part == StateLayout::SOURCE { length.source } else { length.tokens - length.source }
 }
 
-/// Whether the system would allocate so many bytes. A failed allocation ends the process, and zeroed memory is provided
-/// only as it is used: so this tries first, and frees it again.
+/// Returns whether the system would allocate this many bytes. A failed allocation would end the process, and zeroed
+/// memory is only provided as it is used, so this tries an allocation first and frees it again.
 pub(crate) fn can_allocate(bytes: usize) -> bool {
     let mut probe = Vec::<u8>::new();
     let there = probe.try_reserve_exact(bytes).is_ok();
-    // The compiler may remove an allocation that is not used.
+    // Otherwise the compiler could remove the unused allocation.
     std::hint::black_box(probe.as_ptr());
     there
 }

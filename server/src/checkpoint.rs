@@ -1,5 +1,5 @@
-//! Loads a checkpoint folder, or a file that is a whole model, and starts its engine: with kernels of our own, on the CPU or
-//! on a CUDA device, or with candle.
+//! Loads a checkpoint folder, or a file that holds a whole model, and starts its engine: with our own kernels on the
+//! CPU or a CUDA device, or with candle.
 
 mod backend;
 mod choice;
@@ -50,7 +50,7 @@ pub use options::OpenOptions;
 use supported::Described;
 pub use supported::{refused_config, refused_gguf, refused_type};
 
-/// The folder in `data` for the conversations of this model: those of another model are useless to it.
+/// Returns the folder in `data` for the conversations of this model. Other models cannot use them.
 pub fn sessions_folder(data: &Path, fingerprint: &Fingerprint) -> PathBuf {
     let Fingerprint { architecture, weights, tokenizer } = fingerprint;
     let digest = Sha256::new().chain_update(architecture).chain_update(weights).chain_update(tokenizer).finalize();
@@ -62,41 +62,41 @@ pub fn sessions_folder(data: &Path, fingerprint: &Fingerprint) -> PathBuf {
 /// # Errors
 /// The device is not available, a file is missing or wrong, there is too little memory, or the model fails.
 pub fn open(folder: &Path, options: &OpenOptions) -> Result<(Served, EngineThread), OpenError> {
-    // Opening a GPU takes longer.
+    // Check first, because opening a GPU takes longer.
     supported::check(folder)?;
     open_on(folder, &options.backend.open(options.device, folder)?, options)
 }
 
-/// Whether [`open`] would take what is in `folder`: reads the config, the headers of the weights, the tokenizer and the chat
-/// template.
+/// Checks whether [`open`] would accept what is in `folder`: reads the config, the headers of the weights, the
+/// tokenizer and the chat template.
 ///
 /// # Errors
-/// The reason.
+/// Why [`open`] would refuse it.
 pub fn check(folder: &Path) -> Result<(), OpenError> {
     match supported::checked(folder)? {
         Some(Described::Candle(_)) => candle::Checkpoint::open(folder).map(drop)?,
         _ => Stored::open(folder).map(drop)?,
     }
-    // The vocabulary of RWKV-7 in one file may come from elsewhere.
+    // The vocabulary of RWKV-7 in one file may be elsewhere.
     if folder.is_file() && FileKind::of(folder)? != FileKind::Gguf {
         return Ok(());
     }
     check_text(folder)
 }
 
-/// The part of [`check`] that needs no weights.
+/// The part of [`check`] that does not need the weights.
 ///
 /// # Errors
-/// The reason.
+/// Why [`open`] would refuse the text files.
 pub fn check_text(folder: &Path) -> Result<(), OpenError> {
     let config = supported::config(folder)?;
     TextFiles::load(folder, None, config.vocab_size(), config.eos()).map(drop)
 }
 
-/// What the checkpoint in `folder` is going to take of the process's memory; zeros if it runs on another device.
+/// Returns the memory that the checkpoint in `folder` will take in this process; zeros if it runs on another device.
 ///
 /// # Errors
-/// The folder has no checkpoint of ours.
+/// The folder has no supported checkpoint, or a file cannot be read.
 pub fn size(folder: &Path, options: &OpenOptions) -> Result<ModelMemory, OpenError> {
     let config = supported::config(folder)?;
     let device = match options.backend.open(options.device, folder) {
@@ -120,7 +120,8 @@ pub fn size(folder: &Path, options: &OpenOptions) -> Result<ModelMemory, OpenErr
     Ok(ModelMemory { weights, slots: (slots * state) as u64 })
 }
 
-/// [`open`] on a device that has been opened; with `auto`, on the CPU if that device lacks kernels or memory.
+/// Like [`open`], but on a device that is already open; with `auto`, falls back to the CPU if that device lacks kernels
+/// or memory.
 ///
 /// # Errors
 /// As for [`open`].
@@ -217,7 +218,7 @@ fn serve<B: Backend + 'static>(
         codec: Arc::new(codec),
         state_bytes,
         memory,
-        // The encoding of a source cannot start from a prefix's.
+        // Encoding a source cannot start from the encoding of a prefix.
         prefixes: Arc::new(PrefixIndex::new(
             if sources.is_some() { 0 } else { options.prefix_bytes },
             options.prefixes_per_owner,
@@ -227,7 +228,7 @@ fn serve<B: Backend + 'static>(
     Ok((served, thread))
 }
 
-/// The name of a model that is given none: its folder's; of a GGUF file the one that it has, or else the file's.
+/// Returns the default name of a model: the folder's name; for a GGUF file, the name stored in it, or else the file's.
 pub fn model_name(model: &Path) -> String {
     let text = |name: &OsStr| name.to_string_lossy().into_owned();
     let name = if model.is_file() {

@@ -14,45 +14,45 @@ use tidegate_server::text::Tokenizer;
 
 use crate::cli::{EvalArgs, ModelsOutput};
 
-/// The mark between documents in a file.
+/// The separator between documents in a file.
 const END_OF_TEXT: &str = "<|endoftext|>";
 /// The slot that reads the text.
 const SLOT: usize = 0;
-/// Most tokens that are read together.
+/// Maximum number of tokens read in one step.
 const MOST_TOKENS: usize = 64;
-/// Most logits that are held at once: 16 MiB.
+/// Maximum number of logits held at once: 16 MiB.
 const MOST_LOGITS: usize = 4 << 20;
 
 /// A document's tokens.
 #[derive(Debug, PartialEq, Eq)]
 struct Document {
     ids: Vec<u32>,
-    /// How many of `ids` come before the first one that is predicted.
+    /// Number of tokens in `ids` before the first one that is predicted.
     given: usize,
-    /// Bytes of its text.
+    /// Bytes of the document's text.
     bytes: usize,
 }
 
-/// A model's score.
+/// The score of a model.
 #[derive(Debug, Serialize)]
 struct Report {
     model: String,
     documents: usize,
-    /// Tokens that were predicted.
+    /// Number of predicted tokens.
     tokens: usize,
-    /// Bytes of text that they add.
+    /// Bytes of text in the predicted tokens.
     bytes: usize,
-    /// Mean loss of a token.
+    /// Mean loss per token, in nats.
     nats: f64,
     perplexity: f64,
-    /// Loss of all tokens in bits, by `bytes`.
+    /// Loss of all tokens in bits, divided by `bytes`.
     bits_per_byte: f64,
     tokens_per_second: f64,
 }
 
-/// Scores the model in `files`, and prints.
+/// Scores the model in `files`, and prints the report.
 pub(crate) fn eval(args: &EvalArgs, files: Files) -> Result<()> {
-    // The wrong file should not take as long as loading a model.
+    // Read the text first: a wrong file should fail before the model is loaded.
     let text = text(&args.text).with_context(|| format!("--text {}", args.text.display()))?;
     let (backend, device, state) = (args.model.backend, args.model.device, args.model.state.into());
     let Files { path, vocabulary } = files;
@@ -69,7 +69,7 @@ pub(crate) fn eval(args: &EvalArgs, files: Files) -> Result<()> {
     Ok(())
 }
 
-/// The text of a file, with `\n` as line ends.
+/// Reads the text of a file, with line ends converted to `\n`.
 fn text(path: &Path) -> Result<String> {
     let text = String::from_utf8(std::fs::read(path)?)
         .map_err(|error| anyhow!("not UTF-8 at byte {}", error.utf8_error().valid_up_to()))?;
@@ -78,27 +78,28 @@ fn text(path: &Path) -> Result<String> {
     Ok(text)
 }
 
-/// The documents of a text, without the marks and the line breaks around them.
+/// Splits a text into documents, without the separators and the line breaks around them.
 fn documents(text: &str) -> impl Iterator<Item = &str> {
     text.split(END_OF_TEXT).map(|document| document.trim_matches('\n')).filter(|document| !document.is_empty())
 }
 
-/// A document as the model should see it: after what begins a text, or else what ended the one before, and with its end.
+/// Tokenizes a document as the model should see it: after the begin-of-text tokens or, if there are none, the
+/// end-of-text token; followed by the end-of-text token.
 fn tokens(tokenizer: &Tokenizer, text: &str) -> Result<Document> {
     let end = tokenizer.eos().first();
     let begin = if tokenizer.begin().is_empty() { end.as_slice() } else { &[] };
     let text_ids = tokenizer.encode_chat(text)?;
     let ids: Vec<u32> = begin.iter().map(|id| **id).chain(text_ids).chain(end.copied()).collect();
-    // Without such tokens, nothing predicts the first one.
+    // Without such tokens, nothing predicts the first token of the text.
     let given = tokenizer.begin().len().max(1);
     Ok(Document { ids, given, bytes: text.len() })
 }
 
-/// A model that reads documents.
+/// Reads documents with a model and scores it.
 struct Scorer<'a> {
     model: Box<dyn LanguageModel>,
     tokenizer: &'a Tokenizer,
-    /// Tokens that it reads together.
+    /// Number of tokens read in one step.
     chunk: usize,
     /// (tokens, vocab)
     logits: Vec<f32>,
@@ -149,7 +150,7 @@ impl<'a> Scorer<'a> {
         })
     }
 
-    /// Reads a document and passes on the loss of each token after those that are `given`.
+    /// Reads a document, and calls `each` with the loss of each token after the first `given` ones.
     fn document(&mut self, ids: &[u32], given: usize, each: &mut dyn FnMut(f64)) -> Result<()> {
         self.model.reset(SLOT)?;
         let vocab_size = self.model.vocab_size();
@@ -166,7 +167,7 @@ impl<'a> Scorer<'a> {
         Ok(())
     }
 
-    /// Reads tokens, and computes the logits after each.
+    /// Reads tokens, and computes the logits after each of them.
     fn read(&mut self, ids: &[u32]) -> Result<()> {
         if self.chunk == 1 {
             return Ok(self.model.decode(ids, &[SLOT], &mut self.logits)?);
@@ -180,7 +181,7 @@ impl<'a> Scorer<'a> {
     }
 }
 
-/// A bar that only terminals show.
+/// Returns a progress bar, which only terminals show.
 fn bar(tokens: usize) -> ProgressBar {
     let style = ProgressStyle::with_template("{bar:30} {human_pos} of {human_len} tokens, {per_sec}, {msg} {eta}");
     let bar = ProgressBar::with_draw_target(Some(tokens as u64), ProgressDrawTarget::stderr_with_hz(5));

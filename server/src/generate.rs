@@ -9,7 +9,8 @@ use tidegate_server::engine::{Event, EventStream, Finish, Request, RequestParame
 
 use crate::cli::GenerateArgs;
 
-/// The text to continue. A line feed at the end of standard input ends its last line, and is not part of it.
+/// Returns the text to continue. A line feed at the end of standard input ends the last line, and is not part of the
+/// text.
 fn prompt(given: String) -> Result<String> {
     if given != "-" {
         return Ok(given);
@@ -59,7 +60,7 @@ pub(crate) fn generate(args: GenerateArgs, files: Files) -> Result<()> {
     Ok(())
 }
 
-/// Prints `before`, then the text as it arrives.
+/// Prints `before`, then the generated text as it arrives.
 fn print(before: &str, mut events: EventStream) -> Result<Finish> {
     let mut out = std::io::stdout().lock();
     write!(out, "{before}")?;
@@ -81,7 +82,7 @@ fn print(before: &str, mut events: EventStream) -> Result<Finish> {
     bail!("the engine stopped")
 }
 
-/// Whether nobody reads what is printed any more.
+/// Returns whether nobody reads the output any more.
 pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error.downcast_ref::<std::io::Error>().is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
 }

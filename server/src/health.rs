@@ -1,4 +1,4 @@
-//! Asks a server on this machine whether it is ready: the health check of images that have no shell.
+//! Asks a server on this machine whether it is ready: the health check for container images without a shell.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
@@ -8,10 +8,10 @@ use anyhow::{Context, Result, bail};
 
 use crate::cli::HealthArgs;
 
-/// Time to connect, and for each read.
+/// Time limit for connecting, and for each read.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Fails with the reason unless `/ready` is answered with 200.
+/// Fails, with the reason, unless the server answers `/ready` with status 200.
 pub(crate) fn check(args: &HealthArgs) -> Result<()> {
     let target = reachable(match args.admin() {
         Some(admin) => first(admin).with_context(|| format!("--admin-addr {admin} must be ADDRESS:PORT"))?,
@@ -22,7 +22,7 @@ pub(crate) fn check(args: &HealthArgs) -> Result<()> {
     socket.set_read_timeout(Some(PATIENCE)).with_context(asked)?;
     socket.write_all(b"GET /ready HTTP/1.0\r\nhost: localhost\r\n\r\n").with_context(asked)?;
     let mut answer = Vec::new();
-    // The first line is enough, and whatever follows is short.
+    // The first line is enough, and the rest is short.
     socket.take(4096).read_to_end(&mut answer).with_context(asked)?;
     let answer = String::from_utf8_lossy(&answer);
     match answer.strip_prefix("HTTP/1.").and_then(|rest| rest.split(' ').nth(1)) {
@@ -36,7 +36,7 @@ fn first(address: impl ToSocketAddrs) -> std::io::Result<SocketAddr> {
     address.to_socket_addrs()?.next().ok_or_else(|| std::io::Error::other("the name has no address"))
 }
 
-/// A server that listens on all interfaces is asked on this machine's own.
+/// Replaces an address that means all interfaces by the loopback address.
 fn reachable(mut address: SocketAddr) -> SocketAddr {
     match address {
         SocketAddr::V4(of) if of.ip().is_unspecified() => address.set_ip([127, 0, 0, 1].into()),

@@ -1,5 +1,5 @@
-//! The HTTP settings of the command line: limits, TLS, API keys and the admin address. What SIGHUP reads again is read here;
-//! a server without keys on a public address logs a warning.
+//! The HTTP settings of the command line: limits, TLS, API keys and the admin address. Also reloads keys, certificate
+//! and models on SIGHUP, and warns about a server without keys on a public address.
 
 use std::future::pending;
 use std::net::SocketAddr;
@@ -21,10 +21,10 @@ use crate::models;
 /// File descriptors reserved for the index, snapshots and the log.
 const RESERVED_FILES: usize = 256;
 
-/// Connections of probes and scrapers. Idle ones are closed for new ones.
+/// Maximum number of connections of probes and scrapers. Idle ones are closed for new ones.
 const ADMIN_CONNECTIONS: usize = 64;
 
-/// Logs the settings in force.
+/// Logs the settings.
 pub(crate) fn log_settings(args: &HttpArgs) {
     debug!(
         api_keys_file = args.api_keys_file.as_deref().map(|file| tracing::field::display(file.display())),
@@ -41,7 +41,7 @@ pub(crate) fn log_settings(args: &HttpArgs) {
     );
 }
 
-/// The options of the API.
+/// Returns the options of the API.
 pub(crate) fn api_options(args: &ServeArgs, address: SocketAddr) -> ApiOptions {
     ApiOptions {
         max_body_bytes: args.max_body_bytes,
@@ -54,7 +54,7 @@ pub(crate) fn api_options(args: &ServeArgs, address: SocketAddr) -> ApiOptions {
     }
 }
 
-/// Raises this process's limit on open files to the highest that it may have, and returns it; `None` without a limit.
+/// Raises this process's limit on open files as far as allowed, and returns it; `None` if there is no limit.
 fn raise_open_files() -> Option<usize> {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     let raised = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).is_ok();
@@ -62,14 +62,14 @@ fn raise_open_files() -> Option<usize> {
     limit.map(|files| usize::try_from(files).unwrap_or(usize::MAX))
 }
 
-/// The options of the listener.
+/// Returns the options of the listener.
 pub(crate) fn serve_options(args: &HttpArgs) -> Result<ServeOptions> {
     let tls = match (&args.tls_cert, &args.tls_key) {
         (Some(cert), Some(key)) => Some(Tls::load(cert, key).context("--tls-cert and --tls-key")?),
         _ => None,
     };
     let mut max_connections = args.max_connections;
-    // If connections used up all descriptors, sessions could not be read.
+    // If connections used up all file descriptors, sessions could not be read.
     if let Some(files) = raise_open_files()
         && max_connections > files.saturating_sub(RESERVED_FILES)
     {
@@ -80,8 +80,8 @@ pub(crate) fn serve_options(args: &HttpArgs) -> Result<ServeOptions> {
     Ok(ServeOptions { max_connections, max_connections_per_peer, tls, ..ServeOptions::default() })
 }
 
-/// Serves health, readiness and metrics at `--admin-addr`, if it is given. It has a thread and connections of its own, so
-/// that it answers whatever clients do to the API.
+/// Serves health, readiness and metrics at `--admin-addr`, if it is given. The admin server has its own thread and its
+/// own connections, so that it answers whatever clients do to the API.
 pub(crate) fn serve_admin(args: &HttpArgs, state: &AppState) -> Result<()> {
     let Some(address) = args.admin() else { return Ok(()) };
     let what = || format!("--admin-addr {address}: cannot listen there");
@@ -102,7 +102,7 @@ pub(crate) fn serve_admin(args: &HttpArgs, state: &AppState) -> Result<()> {
     Ok(())
 }
 
-/// Sets the API keys, if there are any, and returns how many there are. Call it before serving.
+/// Sets the API keys, if there are any, and returns their number. Call this before serving.
 pub(crate) fn set_api_keys(state: &AppState, args: &HttpArgs, address: SocketAddr) -> Result<usize> {
     let keys = keys(args).context("the API keys")?;
     let count = keys.as_ref().map_or(0, Keys::len);
@@ -121,10 +121,10 @@ pub(crate) fn set_api_keys(state: &AppState, args: &HttpArgs, address: SocketAdd
     Ok(count)
 }
 
-/// Reloads the API keys, the certificate and the list of several models on each SIGHUP.
+/// Reloads the API keys, the certificate and, if there are `several` models, their list on each SIGHUP.
 pub(crate) fn reload_on_sighup(state: AppState, tls: Option<Tls>, args: ServeArgs, several: bool) -> Result<()> {
     if tls.is_none() && args.http.api_keys_file.is_none() && !several {
-        // Without any of them, SIGHUP keeps its usual meaning: the terminal is closed.
+        // With nothing to reload, SIGHUP keeps its default action: it ends the process when the terminal closes.
         return Ok(());
     }
     let mut hangups = signal(SignalKind::hangup()).context("cannot listen for SIGHUP")?;
@@ -136,7 +136,7 @@ pub(crate) fn reload_on_sighup(state: AppState, tls: Option<Tls>, args: ServeArg
         while hangups.recv().await.is_some() {
             // Reading files may block.
             let (reloaded, tls, http) = (state.clone(), tls.clone(), args.http.clone());
-            // A panic is logged by its hook and changes nothing.
+            // The panic hook logs a panic, which otherwise changes nothing.
             let _ = tokio::task::spawn_blocking(move || reload(&reloaded, tls.as_ref(), &http)).await;
             list.notify_one();
         }
@@ -144,8 +144,8 @@ pub(crate) fn reload_on_sighup(state: AppState, tls: Option<Tls>, args: ServeArg
     Ok(())
 }
 
-/// Reads the list of models each time that it is asked to, apart from the rest, which does not wait for downloads. Requests
-/// during a reload are one more reload.
+/// Reloads the list of models on each request. This runs separately from the other reloads, which must not wait for
+/// downloads. All requests during a reload together cause one more reload.
 async fn reload_models(state: AppState, args: ServeArgs, asked: Arc<Notify>) {
     loop {
         asked.notified().await;

@@ -13,13 +13,13 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 
 use crate::cli::{LogArgs, LogFormat};
 
-/// Whether something is never logged, whatever the filter says: the client of hubs would write addresses that are secret, and
-/// the bytes that it sends, with the token.
+/// Returns whether an event is never logged, whatever the filter says: the HTTP client of hubs would log secret URLs,
+/// and the bytes that it sends, including the token.
 fn is_secret(target: &str, level: Level) -> bool {
     target.starts_with("ureq_proto::util") || target.starts_with("ureq") && level > Level::INFO
 }
 
-/// Starts the log with `--log`, or with the filter `default`.
+/// Starts the log with the filter of `--log`, or else with the filter `default`.
 ///
 /// # Errors
 /// The filter is invalid.
@@ -31,9 +31,9 @@ pub(crate) fn start(args: &LogArgs, default: &str) -> Result<()> {
         .with_writer(std::io::stderr)
         .with_target(false)
         .with_ansi(std::io::stderr().is_terminal())
-        // They go to standard error, and writing there panics where it is a file on a full disk.
+        // Such errors go to standard error, where writing panics if it is a file on a full disk.
         .log_internal_errors(false);
-    // Beside the filter, because one that names a part of the client would have precedence in it.
+    // This is a separate filter, because a filter that names a part of the client would take precedence over it.
     let public = filter_fn(|about| !is_secret(about.target(), *about.level()));
     match args.log_format {
         LogFormat::Human => log.finish().with(public).init(),
@@ -42,7 +42,7 @@ pub(crate) fn start(args: &LogArgs, default: &str) -> Result<()> {
     Ok(())
 }
 
-/// What a model that has been loaded is, and how it samples unless a request says otherwise.
+/// Logs what was loaded, and the default sampling parameters.
 pub(crate) fn served(served: &Served) {
     info!(
         threads = Threads::global().count(),
@@ -66,7 +66,7 @@ pub(crate) fn served(served: &Served) {
     );
 }
 
-/// A number as people write it: 0.8, where a plain conversion gives 0.800000011920929.
+/// Converts a number to the form that people write: 0.8, where a plain conversion gives 0.800000011920929.
 fn decimal(number: f32) -> f64 {
     number.to_string().parse().unwrap_or_else(|_| number.into())
 }

@@ -1,5 +1,5 @@
-//! The `tidegate` command: `serve`, `generate`, `chat`, `bench`, `eval`, `pull`, `models` and `sessions`, and what its command
-//! line prints about itself.
+//! The `tidegate` command: `serve`, `generate`, `chat`, `bench`, `eval`, `pull`, `models` and `sessions`, and what the
+//! command line prints about itself.
 
 mod bench;
 mod chat;
@@ -44,10 +44,10 @@ use models::{CheckpointLoader, Given, apart, sources};
 use place::Place;
 use telemetry::Telemetry;
 
-/// Time for turns to end as they are after `--drain-seconds`, for connections to close, and for an aborted engine's last step.
+/// Time to end turns after `--drain-seconds`, to close connections, and for the last step of an aborted engine.
 const CLOSING: Duration = Duration::from_secs(5);
 
-/// The exit code where the device named by `--device` is missing or cannot run the model; `--help` documents it.
+/// The exit code if the device named by `--device` is missing or cannot run the model; `--help` documents it.
 const NO_DEVICE: u8 = 3;
 
 fn main() -> ExitCode {
@@ -66,7 +66,7 @@ fn is_device_error(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| cause.is::<DeviceError>() || opening(cause))
 }
 
-/// The error and its causes; causes whose text an outer error already includes are left out.
+/// Returns the error and its causes, without causes whose text an outer error already includes.
 fn chain(error: &anyhow::Error) -> String {
     error.chain().fold(String::new(), |mut text, cause| {
         let cause = cause.to_string();
@@ -138,13 +138,13 @@ fn run(cli: Cli) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Whether printing succeeded. The reader may close the pipe on purpose, as `head` does.
+/// Ignores that the reader closed the pipe, which may be on purpose, as `head` does.
 fn printed(result: Result<()>) -> Result<()> {
     result.or_else(|error| if generate::is_broken_pipe(&error) { Ok(()) } else { Err(error) })
 }
 
-/// Conversations are their owners': what this process creates is readable by its own user alone. Models are not: the cache may
-/// be one that other users share.
+/// Makes files private: conversations belong to their owners, so only this process's user can read what it creates. The
+/// model cache is an exception, because other users may share it.
 fn keep_files_private() {
     let before = rustix::process::umask(Mode::RWXG | Mode::RWXO);
     hub::share_cache(before);
@@ -155,7 +155,7 @@ fn start_threads(args: &ModelArgs) -> Result<()> {
         let given = Threads::configure(threads);
         ensure!(given, "--threads {threads}: the system allows {}", Threads::global().count());
     }
-    // rayon packs weights and computes grammar masks beside a step; 0 means one thread per core.
+    // rayon packs weights and computes grammar masks during a step; 0 means one thread per core.
     let threads = args.threads.unwrap_or(0);
     rayon::ThreadPoolBuilder::new().num_threads(threads).build_global().context("cannot start the compute threads")
 }
@@ -263,7 +263,8 @@ async fn run_server(args: &ServeArgs, given: Given, data: Option<&Path>) -> Resu
     } else {
         error!("the engine stopped unexpectedly, shutting down");
     }
-    // Turns that continue without a client are committed first. Slow readers have the remaining time to fetch their text.
+    // First, turns that continue without a client are committed. Slow readers then have the remaining time to fetch
+    // their text.
     let closed = async {
         state.settle().await;
         // The server task is waiting for this, or has already ended.
@@ -285,8 +286,8 @@ async fn run_server(args: &ServeArgs, given: Given, data: Option<&Path>) -> Resu
     Ok(())
 }
 
-/// Loads the models and serves them. Returns a task that ends with the engine of the only model; several go on if one of
-/// their engines stops.
+/// Loads the models and serves them. With one model, the returned task ends when its engine does. With several, it
+/// never ends, because the others go on if one engine stops.
 async fn load(
     state: &AppState,
     args: &ServeArgs,
@@ -309,12 +310,12 @@ async fn load(
     };
     let (backend, device) = (options.backend, options.device);
     if !matches!(device, DeviceChoice::Auto | DeviceChoice::Cpu) {
-        // A device that is missing has an exit code of its own.
+        // A missing device has its own exit code.
         spawn_blocking(move || backend.check(device)).await??;
     }
     let ram = SharedRam::new(args.sessions.ram_budget, sources.len(), args.sessions.prefix_budget);
     let prefix_bytes = usize::try_from(ram.prefixes).unwrap_or(usize::MAX);
-    // Each would otherwise take all of a GPU's memory.
+    // Otherwise, each model would take all of a GPU's memory.
     let slots = if options.slots == 0 { CPU_SLOTS } else { options.slots };
     let loader = CheckpointLoader {
         args: args.clone(),
@@ -329,9 +330,9 @@ async fn load(
     Ok(tokio::spawn(pending()))
 }
 
-/// This program, as the process that tries grammars.
+/// Returns the command of the grammar helper, which is this program.
 fn grammar_helper() -> Result<HelperCommand> {
-    // On Linux, the running program even if its file has been replaced.
+    // On Linux, this is the running program even if its file has been replaced.
     let own = Path::new("/proc/self/exe");
     let program = if own.exists() { own.into() } else { std::env::current_exe()? };
     Ok(HelperCommand { program: program.into(), args: vec!["compile-grammars".into()] })
@@ -354,7 +355,7 @@ async fn drain(state: &AppState, mut engine: JoinHandle<()>, signals: &mut Signa
         name = signals.next() => warn!("received {name} again: cancelling running requests"),
     }
     state.abort();
-    // The engine takes at most one more step; a step that hangs cannot be interrupted from within the process.
+    // The engine takes at most one more step. A step that hangs cannot be interrupted from within the process.
     if timeout(CLOSING, engine).await.is_err() {
         error!("the engine hangs in a step, exiting without it");
         std::process::exit(1);

@@ -1,4 +1,4 @@
-//! The models that the command line names, and what loads them.
+//! The models that the command line names, and how they are loaded.
 
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -17,7 +17,7 @@ use crate::cli::{ModelArgs, ServeArgs};
 use crate::place::{At, Place};
 use crate::{shipped, store};
 
-/// The models that `serve` is given.
+/// The models given to `serve`.
 #[derive(Debug)]
 pub(crate) enum Given {
     /// One model, which is always loaded, and its draft model.
@@ -26,7 +26,7 @@ pub(crate) enum Given {
     Several(Vec<Named>),
 }
 
-/// A model with the name that requests give.
+/// A model, and its name in requests.
 #[derive(Debug)]
 pub(crate) struct Named {
     name: String,
@@ -53,26 +53,27 @@ impl Given {
     }
 }
 
-/// The files of a command's model, and the name that it has or is given.
+/// Returns the files of a command's model, and the model's name if it is given or comes from a hub.
 pub(crate) fn find(args: &ModelArgs) -> Result<(Files, Option<String>)> {
     let (place, name) = one(args)?;
     let name = name.or_else(|| place.at.name());
     Ok((place.find()?, name))
 }
 
-/// The folder or the file that a path or a name on a hub means, without a vocabulary; the name after it is not used.
+/// Returns the folder or file of a model, given as a path or a name on a hub, without a vocabulary. Ignores a name
+/// after `=`.
 pub(crate) fn path(given: &Path) -> Result<PathBuf> {
     split(given).0.weights()
 }
 
-/// Runs what may take as long as a download, on a thread for which the end of the process does not wait.
+/// Runs work that may take as long as a download, on a thread that the end of the process does not wait for.
 pub(crate) async fn apart<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
     let (sender, done) = tokio::sync::oneshot::channel();
     std::thread::Builder::new().name("download".into()).spawn(move || sender.send(work()))?;
     done.await.context("the download stopped unexpectedly")?
 }
 
-/// The place and the name of the model of a command that takes one.
+/// Returns the place and the name of the model of a command that takes one model.
 fn one(args: &ModelArgs) -> Result<(Place, Option<String>)> {
     let (at, name) = match args.model.as_slice() {
         [] => (At::Path(shipped::folder()?), None),
@@ -82,7 +83,7 @@ fn one(args: &ModelArgs) -> Result<(Place, Option<String>)> {
     Ok((Place { at, vocabulary: args.rwkv_vocabulary.clone() }, name))
 }
 
-/// `PATH` or `PATH=NAME`. A folder whose own name contains `=` is a path.
+/// Splits `PATH=NAME`; a `PATH` without a name stays whole. A path that exists with the `=` in it has no name.
 fn split(given: &Path) -> (At, Option<String>) {
     match given.to_str().and_then(|text| text.rsplit_once('=')) {
         Some((folder, name)) if !folder.is_empty() && !name.is_empty() && !given.exists() => {
@@ -92,10 +93,10 @@ fn split(given: &Path) -> (At, Option<String>) {
     }
 }
 
-/// How the names of files end that are listed in `--models-dir`.
+/// The extensions of the files listed from `--models-dir`.
 const FILES: [&str; 2] = ["gguf", "pth"];
 
-/// Every model of `--model`, and then those of `--models-dir` by name: folders, then files.
+/// Returns every model of `--model`, and then those of `--models-dir` sorted by name: folders, then files.
 pub(crate) fn listed(args: &ServeArgs) -> Result<Vec<Named>> {
     let mut models: Vec<Named> = Vec::new();
     let vocabulary = &args.model.rwkv_vocabulary;
@@ -128,7 +129,7 @@ pub(crate) fn listed(args: &ServeArgs) -> Result<Vec<Named>> {
             };
             found.push((is_file, name.unwrap_or_default().to_string_lossy().into_owned(), folder));
         }
-        // Folders first: a file beside them is neither the default model nor takes a folder's name.
+        // Folders come first, so that a file beside them never becomes the default model or takes a folder's name.
         found.sort();
         for (is_file, name, folder) in found {
             if is_file && models.iter().any(|model| model.name == name) {
@@ -147,7 +148,7 @@ pub(crate) fn listed(args: &ServeArgs) -> Result<Vec<Named>> {
     Ok(models)
 }
 
-/// The folders and files of models. Those of a hub are downloaded first.
+/// Returns the folders and files of the models. Models of a hub are downloaded first.
 pub(crate) fn sources(models: Vec<Named>) -> Result<Vec<ModelSource>> {
     let source = |Named { name, place }| {
         let Files { path: folder, vocabulary } = place.find()?;
@@ -156,7 +157,8 @@ pub(crate) fn sources(models: Vec<Named>) -> Result<Vec<ModelSource>> {
     models.into_iter().map(source).collect()
 }
 
-/// Changes with the names, sizes and times of the files in a folder, or with those of a file and its vocabulary.
+/// Returns a hash that changes with the names, sizes and times of the files in a folder, or with those of a file and
+/// its vocabulary.
 fn stamp(folder: &Path, vocabulary: Option<&Path>) -> u64 {
     if folder.is_file() {
         let mut hasher = DefaultHasher::new();
@@ -187,9 +189,9 @@ fn stamp(folder: &Path, vocabulary: Option<&Path>) -> u64 {
 pub(crate) struct CheckpointLoader {
     pub(crate) args: ServeArgs,
     pub(crate) options: OpenOptions,
-    /// The number of API keys.
+    /// Number of API keys.
     pub(crate) keys: usize,
-    /// The number of models, which share the budgets.
+    /// Number of models, which share the budgets.
     pub(crate) models: usize,
     pub(crate) data: Option<PathBuf>,
 }
@@ -224,7 +226,7 @@ mod tests {
         args: ServeArgs,
     }
 
-    /// The names and folders of several models, or the error.
+    /// Returns the names and folders of several models, or the error.
     fn several(line: &[&str]) -> Result<Vec<(String, PathBuf)>, String> {
         match Given::new(&Line::parse_from([&["tidegate"], line].concat()).args) {
             Ok(Given::Several(models)) => {
@@ -235,7 +237,7 @@ mod tests {
         }
     }
 
-    /// A folder with checkpoints of these names.
+    /// Creates a folder with checkpoints of these names.
     fn folder(names: &[&str]) -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         for name in names {

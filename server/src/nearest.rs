@@ -1,14 +1,14 @@
-//! The name, of a route or of a flag, that somebody may have meant.
+//! Guesses the name that a wrong name of a route or flag was meant to be.
 
 use std::mem;
 
-/// Longest name that is compared, in bytes.
+/// Maximum length of names that are compared, in bytes.
 const MAX_NAME: usize = 100;
 
-/// Most differences between a name and the one that it may mean.
+/// Maximum number of differences between a name and the one that it may mean.
 const MAX_DIFFERENCES: usize = 4;
 
-/// The one of `known` that is most like `name`, if one is.
+/// Returns the name in `known` that is most similar to `name`, if any is similar enough.
 pub fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     if name.len() > MAX_NAME {
         return None;
@@ -17,7 +17,7 @@ pub fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<&
     (differences <= MAX_DIFFERENCES && 2 * differences < name.len()).then_some(found)
 }
 
-/// Levenshtein's distance.
+/// Returns the Levenshtein distance.
 fn differences(one: &str, other: &str) -> usize {
     let mut row: Vec<usize> = (0..=other.len()).collect();
     for (at, byte) in one.bytes().enumerate() {

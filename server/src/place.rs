@@ -1,4 +1,4 @@
-//! Where a model is, and the files that it has there: on the disk, or on a hub, from which they are downloaded.
+//! Where a model is, on disk or on a hub, and its files there. Files on a hub are downloaded.
 
 use std::fmt::{self, Display};
 use std::io::Write;
@@ -32,7 +32,7 @@ impl At {
         HubName::of(&path).map_or(Self::Path(path), Self::Hub)
     }
 
-    /// The name that it gives its model, if this is not the folder's or the file's.
+    /// Returns the name that this gives its model, unless that is the name of the folder or file.
     pub(crate) fn name(&self) -> Option<String> {
         match self {
             Self::Path(_) => None,
@@ -40,7 +40,7 @@ impl At {
         }
     }
 
-    /// The folder or the file alone, where no text is read.
+    /// Returns only the folder or file, for uses that read no text.
     pub(crate) fn weights(self) -> Result<PathBuf> {
         match self {
             Self::Path(path) => Ok(path),
@@ -59,7 +59,7 @@ impl Display for At {
 }
 
 impl Place {
-    /// The files. Those of a hub are downloaded first, if they are not in the cache.
+    /// Returns the files. Those of a hub are downloaded first, if they are not in the cache.
     pub(crate) fn find(self) -> Result<Files> {
         let Self { at, vocabulary } = self;
         match at {
@@ -84,8 +84,8 @@ fn fetched(name: &HubName, vocabulary: Option<&Vocabulary>) -> Result<Files> {
     Ok(Files { path, vocabulary })
 }
 
-/// RWKV's vocabulary for a model on the disk without one in its folder. A hub is asked only for one that is `given`: who serves
-/// files of the disk need not have a network.
+/// Returns RWKV's vocabulary for a model on disk that has none in its folder. A hub is asked only for a vocabulary that
+/// is `given`, because serving files from disk must not require a network.
 fn vocabulary_of_path(model: &Path, given: Option<&Path>) -> Result<Option<PathBuf>> {
     let needs = model.is_file() && FileKind::of(model).is_ok_and(|kind| kind != FileKind::Gguf);
     if !needs || vocabulary_of_file(model, None).is_some() {
@@ -94,7 +94,7 @@ fn vocabulary_of_path(model: &Path, given: Option<&Path>) -> Result<Option<PathB
     let source = source(given)?;
     match Settings::read() {
         Ok(settings) if given.is_some() => Ok(Some(source.find(&model.display().to_string(), &settings)?)),
-        // Without settings there is no cache.
+        // Without settings, there is no cache.
         settings => Ok(settings.ok().and_then(|settings| source.cached(&settings))),
     }
 }

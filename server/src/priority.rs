@@ -1,19 +1,20 @@
-//! Threads that give way to all others. By default the engine computes on every core, so long work for one request would
+//! Lowers the priority of threads. By default, the engine computes on every core, so long work for one request would
 //! delay the steps that all requests share.
 
 use rustix::process::{Pid, getpriority_process, setpriority_process};
 
-/// By how much a priority is lowered. Linux gives such a thread a tenth of a core that another thread wants as well, so that
-/// reading a long prompt still takes less than the engine does for it, and all of a core that nobody else wants.
+/// The amount by which a priority is lowered. On Linux, such a thread gets a tenth of a core that another thread also
+/// wants, so that tokenizing a long prompt still takes less time than the engine needs for it; it gets all of an idle
+/// core.
 const NICE: i32 = 10;
 
 /// The lowest priority.
 const LOWEST: i32 = 19;
 
-/// Lowers the priority of this thread for the rest of its life, because only a privileged process may raise one. Nothing
-/// happens on systems that have no priorities of threads.
+/// Lowers the priority of this thread for the rest of its life, because only a privileged process may raise a priority.
+/// Does nothing on systems where threads have no priorities of their own.
 pub(crate) fn lower_thread() {
-    // To other systems, this is the process.
+    // On other systems, this would affect the whole process.
     if cfg!(target_os = "linux") {
         lower(None);
     }
@@ -32,7 +33,8 @@ pub(crate) fn lower_process() {
     }
 }
 
-/// Lowers the priority of a thread, of this one without an id. If the system refuses, it goes on as it was.
+/// Lowers the priority of a thread: of the current one if `thread` is `None`. If the system refuses, the thread keeps
+/// its priority.
 fn lower(thread: Option<Pid>) {
     if let Ok(now) = getpriority_process(thread) {
         let _ = setpriority_process(thread, (now + NICE).min(LOWEST));

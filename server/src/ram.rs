@@ -1,40 +1,41 @@
-//! How the memory of `--ram-budget` is divided. The weights, the slots and a reserve for requests come first, because the
-//! server cannot run without them; what they leave is for caches.
+//! Divides the memory of `--ram-budget`. The weights, the slots and a reserve for requests come first, because the
+//! server cannot run without them; the rest is for caches.
 
-/// Bytes of the model's weights and slots in this process: zeros for a model on another device.
+/// Bytes of the model's weights and slots in this process; zeros for a model on another device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ModelMemory {
     /// The weights.
     pub weights: u64,
-    /// The slots of all texts that run at once.
+    /// The slots of all concurrent texts.
     pub slots: u64,
 }
 
-/// Reserved for the program and its requests: 256 MiB for the log probabilities of responses, 64 MiB for the pages of the
-/// index, and 128 MiB for the program, bodies (`api/memory.rs` bounds those of one owner by 64 MiB), tokens and grammars.
+/// Reserved for the program and its requests: 256 MiB for the log probabilities of responses, 64 MiB for the pages of
+/// the index, and 128 MiB for the program, request bodies (`api/memory.rs` limits those of one owner to 64 MiB), tokens
+/// and grammars.
 const REQUESTS: u64 = 448 << 20;
 
-/// The least for caches: with less, most turns would read their states from disk.
+/// The minimum for caches: with less, most turns would read their states from disk.
 const LEAST_CACHES: u64 = 64 << 20;
 
 /// The parts of the process's memory, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RamSplit {
-    /// What the process is to take.
+    /// The planned memory of the process.
     pub budget: u64,
-    /// What the model takes.
+    /// Taken by the model.
     pub model: ModelMemory,
-    /// What is reserved for the program and its requests.
+    /// Reserved for the program and its requests.
     pub requests: u64,
-    /// The prefix cache.
+    /// For the prefix cache.
     pub prefixes: u64,
-    /// Cached states of sessions.
+    /// For cached states of sessions.
     pub states: u64,
 }
 
 impl RamSplit {
-    /// Divides `budget`. The prefix cache gets up to `most_prefixes`, but no more than half of what is left for caches. A
-    /// budget of 0 is one without caches.
+    /// Divides `budget`. The prefix cache gets up to `most_prefixes`, but no more than half of what is left for caches.
+    /// With a budget of 0, there are no caches.
     pub fn new(budget: u64, model: ModelMemory, most_prefixes: u64) -> Self {
         let left = budget.saturating_sub(model.weights.saturating_add(model.slots).saturating_add(REQUESTS));
         let caches = if budget == 0 { 0 } else { left.max(LEAST_CACHES) };
@@ -42,36 +43,36 @@ impl RamSplit {
         Self { budget, model, requests: REQUESTS, prefixes, states: caches - prefixes }
     }
 
-    /// All parts together.
+    /// Returns the sum of all parts.
     pub fn total(&self) -> u64 {
         let parts = [self.model.weights, self.model.slots, self.requests, self.prefixes, self.states];
         parts.into_iter().fold(0, u64::saturating_add)
     }
 
-    /// Whether the parts take more than the budget, because it leaves too little for caches.
+    /// Returns whether the parts exceed the budget, because too little is left for caches.
     pub fn is_over(&self) -> bool {
         self.budget > 0 && self.total() > self.budget
     }
 }
 
-/// The part of what requests leave, as a divisor, that is for the caches of several models.
+/// The caches of several models get what the requests leave, divided by this.
 const CACHES: u64 = 4;
 
-/// How several models share the process's memory, in bytes. Which of them are loaded changes, so the parts of the caches do
-/// not depend on it.
+/// How several models share the process's memory, in bytes. Which of them are loaded changes, so the sizes of the
+/// caches do not depend on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SharedRam {
-    /// Weights and slots of all loaded models.
+    /// For the weights and slots of all loaded models.
     pub models: u64,
-    /// The prefix cache of each model.
+    /// For the prefix cache of each model.
     pub prefixes: u64,
-    /// Cached states of the sessions of each model.
+    /// For cached states of the sessions of each model.
     pub states: u64,
 }
 
 impl SharedRam {
-    /// Divides `budget` between `models`. Caches get a quarter of what requests leave, of which prefix caches get up to
-    /// `most_prefixes` but no more than half. A budget of 0 is one without caches, and without a limit for models.
+    /// Divides `budget` between `models`. Caches get a quarter of what requests leave; prefix caches get up to
+    /// `most_prefixes` of it, but no more than half. With a budget of 0, there are no caches and no limit for models.
     pub fn new(budget: u64, models: usize, most_prefixes: u64) -> Self {
         if budget == 0 {
             return Self { models: u64::MAX, prefixes: 0, states: 0 };

@@ -1,4 +1,5 @@
-//! The command `sessions`: work on the stored sessions of each model, without a server, or beside several that share them.
+//! The command `sessions`: works on the stored sessions of each model, without a server or, if several servers share
+//! them, while they run.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,7 +20,7 @@ use crate::store::default_folder;
 #[cfg(feature = "postgres")]
 use crate::store::{index_url, objects};
 
-/// The folder of all stores in a data folder.
+/// The folder in a data folder that has all stores.
 const SESSIONS: &str = "sessions";
 
 /// Runs the command for each model that has sessions; returns whether nothing is wrong.
@@ -64,7 +65,7 @@ pub(crate) fn run(args: &SessionsArgs) -> Result<bool> {
     Ok(sound)
 }
 
-/// Runs the command on the sessions that several servers share, for each model.
+/// Runs the command for each model on the sessions that several servers share.
 #[cfg(feature = "postgres")]
 async fn run_shared(place: &PlaceArgs, command: &SessionsCommand) -> Result<bool> {
     let url = index_url(place)?;
@@ -87,7 +88,7 @@ async fn run_shared(place: &PlaceArgs, command: &SessionsCommand) -> Result<bool
 
 #[cfg(feature = "postgres")]
 async fn run_on_model(cluster: &Cluster, name: &str, command: &SessionsCommand) -> Result<bool> {
-    // Shown on a terminal only.
+    // Only terminals show it.
     let bar = ProgressBar::new(0);
     let progress = |done, total| {
         bar.set_length(total);
@@ -118,7 +119,7 @@ async fn run_shared(_: &PlaceArgs, _: &SessionsCommand) -> Result<bool> {
     bail!("--index needs a program that was built with the feature `postgres`")
 }
 
-/// Calls `work` with each model's folder in `parent`, and its name.
+/// Calls `work` with the folder and name of each model in `parent`.
 fn each(parent: &Path, mut work: impl FnMut(&Path, &str) -> Result<()>) -> Result<()> {
     for (folder, name) in folders(parent)? {
         work(&folder, &name).with_context(|| folder.display().to_string())?;
@@ -126,7 +127,7 @@ fn each(parent: &Path, mut work: impl FnMut(&Path, &str) -> Result<()>) -> Resul
     Ok(())
 }
 
-/// The folders of the models in `parent`, and their names.
+/// Returns the folders and names of the models in `parent`.
 fn folders(parent: &Path) -> Result<Vec<(PathBuf, String)>> {
     let entries = std::fs::read_dir(parent).with_context(|| format!("cannot read {}", parent.display()))?;
     let mut folders: Vec<PathBuf> = entries.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;

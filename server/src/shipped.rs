@@ -1,4 +1,4 @@
-//! The shipped model, which is part of the program: with nothing beside it, it still serves.
+//! The shipped model, which is built into the program, so that the program can serve without any other file.
 
 use std::fs::{self, DirBuilder, File};
 use std::io::{Result as IoResult, Write};
@@ -9,10 +9,10 @@ use anyhow::{Context, Result};
 use sha2::{Digest, Sha256};
 use tracing::warn;
 
-/// The folder's name, which is the model's.
+/// The name of the model, and of its folder.
 const NAME: &str = "tidegate-tiny";
 
-/// What the server reads of the checkpoint's folder. A static, because each use of a constant may be a copy.
+/// The files of the checkpoint's folder that the server reads. A static, because each use of a constant may be a copy.
 static FILES: [(&str, &[u8]); 5] = [
     ("config.json", include_bytes!("../../weights/checkpoints/tidegate-tiny/config.json")),
     ("generation_config.json", include_bytes!("../../weights/checkpoints/tidegate-tiny/generation_config.json")),
@@ -21,8 +21,8 @@ static FILES: [(&str, &[u8]); 5] = [
     ("tokenizer_config.json", include_bytes!("../../weights/checkpoints/tidegate-tiny/tokenizer_config.json")),
 ];
 
-/// The folder of the shipped checkpoint. It is unpacked into the cache folder, because weights are mapped from files; where
-/// that is not possible, into a new temporary folder.
+/// Returns the folder of the shipped checkpoint. Weights are mapped from files, so the checkpoint is unpacked into the
+/// cache folder or, if that is not possible, into a new temporary folder.
 pub(crate) fn folder() -> Result<PathBuf> {
     let cache = cache_folder();
     unpack(&cache).or_else(|error| {
@@ -34,7 +34,7 @@ pub(crate) fn folder() -> Result<PathBuf> {
             cache.display(),
             private.display()
         );
-        // Fails if it exists: in a folder that all may write to, somebody else may have made it.
+        // This fails if the folder exists: in a folder that everybody may write to, somebody else may have made it.
         let made = DirBuilder::new().mode(0o700).create(&private);
         made.and_then(|()| unpack(&private)).with_context(|| {
             format!("cannot unpack the shipped model into {}; name a model with --model", private.display())
@@ -49,7 +49,7 @@ fn cache_folder() -> PathBuf {
         .map_or_else(|| "tidegate-cache".into(), |base| base.join("tidegate"))
 }
 
-/// Unpacks into a folder of `cache` that is named after the contents; uses it if it is there and complete.
+/// Unpacks the checkpoint into a folder of `cache` that is named after the contents, unless it is there and complete.
 fn unpack(cache: &Path) -> IoResult<PathBuf> {
     let digest = FILES.iter().fold(Sha256::new(), |digest, (_, contents)| digest.chain_update(contents)).finalize();
     let version = digest[..8].iter().fold(0, |number, byte| (number << 8) | u64::from(*byte));
@@ -64,11 +64,11 @@ fn unpack(cache: &Path) -> IoResult<PathBuf> {
     if complete() {
         return Ok(folder);
     }
-    // Renamed when it is complete and on the disk: another process may start at the same time, also one of another container
-    // with the same process id.
+    // The folder is renamed once it is complete and on disk: another process may start at the same time, even one in
+    // another container with the same process id.
     let partial = parent.join(format!(".{:016x}", rand::random::<u64>()));
     if let Err(error) = write(&partial) {
-        // The disk may be full, and the next start would leave another copy.
+        // The disk may be full; without this, the next start would leave another copy.
         drop(fs::remove_dir_all(&partial));
         return Err(error);
     }

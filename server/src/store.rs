@@ -1,4 +1,4 @@
-//! The data folder, the secret, and the session store that the command line asks for.
+//! Opens the data folder, the secret and the session store that the command line names.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,9 +16,9 @@ use url::Url;
 
 use crate::cli::{Budget, DurabilityArg, PlaceArgs, SecretUrl, SessionArgs, Switch};
 
-/// Creates the data folder and checks that it is writable, so that a mistake shows now and not as a lost session later.
-/// A folder given by `--data-dir` must be writable; if the default one is not, sessions are kept in memory only. There is none
-/// if sessions are in PostgreSQL.
+/// Creates the data folder and checks that it is writable, so that a mistake shows now and not later as a lost session.
+/// A folder given by `--data-dir` must be writable; if the default one is not, sessions are kept only in memory.
+/// Returns `None` then, and also if sessions are in PostgreSQL.
 pub(crate) fn data_folder(args: &SessionArgs) -> Result<Option<PathBuf>> {
     if args.place.has_index() {
         return Ok(None);
@@ -39,7 +39,7 @@ pub(crate) fn data_folder(args: &SessionArgs) -> Result<Option<PathBuf>> {
     Ok(Some(folder))
 }
 
-/// The data folder where no flag names one.
+/// Returns the data folder that is used if no flag names one.
 pub(crate) fn default_folder() -> PathBuf {
     let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     variable("XDG_DATA_HOME")
@@ -54,15 +54,15 @@ fn check_writable(folder: &Path) -> std::io::Result<()> {
     std::fs::remove_file(probe)
 }
 
-/// The secret that signs snapshots and seals states: the contents of `--secret-file`.
+/// Returns the secret that signs snapshots and seals states: the contents of `--secret-file`.
 pub(crate) fn secret(args: &SessionArgs) -> Result<Option<Vec<u8>>> {
     let Some(path) = &args.secret_file else { return Ok(None) };
     let secret = std::fs::read(path).with_context(|| format!("--secret-file: {}", path.display()))?;
-    // A text file usually ends with a line break that is not part of the secret; in a binary file every byte counts.
+    // A text file usually ends with a line break that is not part of the secret; in a binary file, every byte counts.
     Ok(Some(if secret.is_ascii() { secret.trim_ascii().to_vec() } else { secret }))
 }
 
-/// Divides `--ram-budget`, and bounds the prefix cache accordingly.
+/// Divides `--ram-budget`, and limits the prefix cache accordingly.
 fn divide_memory(budget: u64, served: &Served) -> RamSplit {
     let split = RamSplit::new(budget, served.memory, served.prefixes.max_bytes() as u64);
     let RamSplit { model, requests, prefixes, states, .. } = split;
@@ -82,7 +82,7 @@ const fn mib(bytes: u64) -> u64 {
     bytes.div_ceil(1 << 20)
 }
 
-/// Logs where sessions are kept, and how memory is divided.
+/// Logs where sessions are kept and how memory is divided.
 fn log(stats: &StoreStats, place: &str, memory: &RamSplit) {
     info!(
         sessions = stats.sessions,
@@ -98,30 +98,31 @@ fn log(stats: &StoreStats, place: &str, memory: &RamSplit) {
     );
 }
 
-/// The share of the disk budget that one of several API keys may use by default.
+/// The default share of the disk budget for each of several API keys.
 const SHARE_OF_KEY: Budget = Budget::Percent(25);
 
-/// The bytes that one owner may store, if the server has so many API keys. A single key may use the whole disk. So may every
-/// owner of a server without keys, where owners are the tokens that clients choose: a limit for each would limit nobody.
+/// Returns the bytes that one owner may store on a server with `keys` API keys. A single key may use the whole disk. So
+/// may every owner of a server without keys: owners are then the tokens that clients choose, so a limit per owner would
+/// limit nobody.
 fn owner_bytes(args: &SessionArgs, keys: usize) -> u64 {
     let default = if keys > 1 { SHARE_OF_KEY } else { Budget::Percent(100) };
     args.owner_budget.unwrap_or(default).of(args.disk_budget)
 }
 
-/// The space of one model's sessions.
+/// The space for one model's sessions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Space {
     /// Bytes of cached states.
     ram: u64,
     disk: u64,
-    /// Bytes on disk of one owner.
+    /// Bytes on disk per owner.
     owner: u64,
-    /// Sessions of one owner.
+    /// Maximum number of sessions per owner.
     sessions: usize,
 }
 
 impl Space {
-    /// That of one of several models, which share the budgets equally.
+    /// Returns the space for each of several models, which share the budgets equally.
     fn shared(args: &SessionArgs, keys: usize, models: usize) -> Self {
         let (disk, count) = (args.disk_budget / models as u64, models as u64);
         let owner = (owner_bytes(args, keys) / count).min(disk);
@@ -153,7 +154,8 @@ pub(crate) async fn open_shared(
     Ok(store)
 }
 
-/// Opens the session store of one model: in the data folder, or with snapshots in an object store. Returns where as well.
+/// Opens the session store of one model: in the data folder, or with snapshots in an object store. Also returns a
+/// description of the place.
 async fn open_in(args: &SessionArgs, space: Space, data: Option<&Path>, served: &Served) -> Result<(Store, String)> {
     let codec = &served.codec;
     let folder = data.map(|data| sessions_folder(data, &codec.fingerprint));
@@ -204,7 +206,7 @@ async fn open_in(args: &SessionArgs, space: Space, data: Option<&Path>, served: 
     Ok((store, place))
 }
 
-/// The objects at `url`, with one prefix per model, like the folders.
+/// Opens the object store at `url`, with one prefix per model, like the folders.
 pub(crate) fn objects(url: &str, model: &str) -> Result<Arc<dyn ObjectStore>> {
     let open = || {
         let url = Url::parse(url)?;
@@ -220,7 +222,7 @@ pub(crate) fn objects(url: &str, model: &str) -> Result<Arc<dyn ObjectStore>> {
     open().with_context(|| format!("--store {url}"))
 }
 
-/// The URL of `--index`, or what the file of `--index-file` contains.
+/// Returns the URL of `--index`, or the contents of the `--index-file`.
 pub(crate) fn index_url(place: &PlaceArgs) -> Result<String> {
     match (&place.index, &place.index_file) {
         (Some(SecretUrl(url)), _) => Ok(url.clone()),

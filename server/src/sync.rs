@@ -1,5 +1,5 @@
-//! Locks, channels and threads for code that is also run under a model of concurrency. The model includes that code with
-//! another module in the place of this one (`server/tests/store/models.rs`).
+//! Locks, channels and threads for code that also runs under a concurrency model checker. The model includes that code
+//! with another module in place of this one (`server/tests/store/models.rs`).
 
 pub(crate) use std::sync::atomic::AtomicBool;
 pub(crate) use std::sync::{Mutex, MutexGuard, mpsc};
@@ -14,7 +14,7 @@ pub(crate) fn receive<T>(receiver: Receiver<T>) -> Result<T, RecvError> {
     receiver.blocking_recv()
 }
 
-/// Runs a test: here once, and under the model with many orders of its threads.
+/// Runs a test: once here; under the model checker, with many orders of its threads.
 #[cfg(test)]
 pub(crate) fn check(test: impl Fn() + Send + Sync + 'static) {
     test();

@@ -1,8 +1,8 @@
 //! Perplexity and bits per byte of a text, read as one stream with the state carried through.
 //!
-//! The trainer's `evaluate_folder` measures the same: every token but the first is predicted, end marks too; the state is
-//! zeroed before each document's mark; the bytes are those of the documents without marks. Memory is bounded by a piece of
-//! text and a segment of logits, whatever the file's size.
+//! The trainer's `evaluate_folder` measures the same: every token but the first is predicted, including end marks; the
+//! state is zeroed before each document's mark; bytes are counted for documents without their marks. Memory is bounded
+//! by a piece of text and a segment of logits, regardless of the file's size.
 
 use std::io::Read;
 use std::path::Path;
@@ -34,7 +34,7 @@ pub enum EvalError {
         /// The tokenizer's highest id.
         highest: u32,
     },
-    /// An encoder-decoder predicts nothing without a source.
+    /// An encoder-decoder needs a source to predict anything.
     #[error("an encoder-decoder cannot be evaluated on a text alone; `tidegate-weights translate` translates with it")]
     Source,
     /// The limit is zero.
@@ -42,7 +42,7 @@ pub enum EvalError {
     Limit,
 }
 
-/// A model and the tokenizer of its folder.
+/// A model and the tokenizer in its folder.
 pub struct Checkpoint {
     /// The model.
     pub decoder: Decoder,
@@ -62,7 +62,7 @@ impl Checkpoint {
         let tokenizer = load_tokenizer(folder)?;
         let decoder = tidegate_model::checkpoint::load(folder, device)?;
         let vocab_size = decoder.config().vocab_size;
-        // The highest id, not the count, since ids may have gaps.
+        // Checks the highest id instead of the count, because ids may have gaps.
         let highest = tokenizer.get_vocab(true).values().copied().max().unwrap_or(0);
         if highest as usize >= vocab_size {
             return Err(EvalError::Vocabulary { vocab_size, highest });
@@ -78,7 +78,7 @@ pub struct EvalReport {
     pub documents: u64,
     /// Tokens predicted.
     pub tokens: u64,
-    /// Bytes of the evaluated part, in proportion to its share of the tokens.
+    /// Bytes of the evaluated part, estimated from its share of the tokens.
     pub bytes: u64,
     /// Mean loss per token.
     pub nats: f64,
@@ -86,7 +86,7 @@ pub struct EvalReport {
     pub perplexity: f64,
     /// Total loss in bits divided by `bytes`.
     pub bits_per_byte: f64,
-    /// Size of the model's state.
+    /// Size of the model's state in bytes.
     pub state_bytes: usize,
 }
 
@@ -101,12 +101,12 @@ pub struct Progress {
     pub nats: f64,
 }
 
-/// The maximum number of logits of one forward pass: 8 MiB of f32.
+/// The maximum number of logits in one forward pass: 8 MiB of f32.
 const LOGITS: usize = 1 << 21;
 
-/// Feeds a stream of tokens through a model, a segment at a time, and sums the losses.
+/// Feeds a stream of tokens through a model, one segment at a time, and sums the losses.
 ///
-/// `forward` is [`Decoder::forward`] on one row, ids (1, time) to logits (1, time, vocab), or a probing form of it.
+/// `forward` is [`Decoder::forward`] on one row, ids (1, time) -> logits (1, time, vocab), or its probing form.
 pub(crate) struct StreamScorer<'a, F> {
     checkpoint: &'a Checkpoint,
     forward: F,
@@ -124,7 +124,7 @@ pub(crate) struct Totals {
     pub(crate) documents: u64,
     pub(crate) predicted: u64,
     pub(crate) nats: f64,
-    /// Tokens and bytes of the whole text, including those past the limit.
+    /// Tokens and bytes of the whole text, including those beyond the limit.
     pub(crate) tokens: u64,
     pub(crate) bytes: u64,
 }
@@ -146,7 +146,7 @@ where
         Ok(Self { checkpoint, forward, pool, segment, limit, last: None, totals: Totals::default() })
     }
 
-    /// Reads the whole text. Past the limit it only counts, to find the evaluated share of the bytes.
+    /// Reads the whole text. Beyond the limit it only counts, to find the evaluated share of the bytes.
     pub(crate) fn read<R: Read>(
         &mut self,
         mut stream: TokenStream<'_, R>,
@@ -156,7 +156,7 @@ where
             self.totals.tokens += tokens.ids.len() as u64;
             self.totals.bytes += tokens.bytes;
             if self.totals.predicted < self.limit {
-                // The last mark starts no document.
+                // The last mark does not start a document.
                 self.totals.documents += u64::from(tokens.first && tokens.bytes > 0);
                 let bytes_read = stream.bytes_read();
                 self.feed(&tokens.ids, tokens.first, &mut |totals| {
@@ -198,7 +198,7 @@ where
     }
 }
 
-/// The loss of `target` in nats: `log sum exp - logit`, in f64.
+/// Computes the loss of `target` in nats: `log sum exp - logit`, in f64.
 fn loss(logits: &[f32], target: u32) -> f64 {
     let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let sum: f64 = logits.iter().map(|&x| f64::from((x - max).exp())).sum();

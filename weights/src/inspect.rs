@@ -1,5 +1,5 @@
-//! The contents of a checkpoint: parameters by group, bytes of state, sigma and the gate's half-life of every head; and, on
-//! a text, the measured half-lives and the share of clamped denominators.
+//! The contents of a checkpoint: parameters by group, state bytes, and sigma and gate half-life of every head; with a
+//! text, also the measured half-lives and the share of clamped denominators.
 
 use std::path::Path;
 
@@ -35,8 +35,8 @@ pub struct Group {
     pub bytes: u64,
 }
 
-/// Statistics of a head's sigma vector. With Gaussian features sigma sets the kernel's sharpness; with arc-cosine features it
-/// weights the dimensions of queries and keys, and a common factor cancels.
+/// Statistics of a head's sigma vector. With Gaussian features, sigma sets the kernel's sharpness; with arc-cosine
+/// features, it weights the dimensions of queries and keys, and a common factor cancels.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Sigma {
     /// The minimum.
@@ -51,7 +51,7 @@ pub struct Sigma {
 }
 
 impl Sigma {
-    /// sigma: (d)
+    /// Computes the statistics of sigma: (d)
     fn of(sigma: &[f32]) -> Self {
         Self {
             min: sigma.iter().copied().fold(f32::INFINITY, f32::min),
@@ -64,26 +64,26 @@ impl Sigma {
 /// One head's sigma and half-life.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Head {
-    /// Layer, from 0.
+    /// The layer, from 0.
     pub layer: usize,
-    /// Head of the layer, from 0.
+    /// The head in the layer, from 0.
     pub head: usize,
-    /// None for feature maps without sigma.
+    /// Statistics of sigma; `None` for feature maps without it.
     #[serde(flatten)]
     pub sigma: Option<Sigma>,
-    /// Tokens until the gate has forgotten half, from its bias alone; none without a gate.
+    /// Tokens until the gate has halved the state, from its bias alone; `None` without a gate.
     pub half_life: Option<f64>,
-    /// The same on the text, from the mean of log g.
+    /// The half-life measured on the text, from the mean of log g.
     pub measured_half_life: Option<f64>,
-    /// Share of clamped denominators on the text; none without a denominator, as in the hybrid on texts no longer than its
-    /// window.
+    /// Share of clamped denominators on the text; `None` without denominators, as for the hybrid on texts no longer
+    /// than its window.
     pub clamped: Option<f64>,
 }
 
 /// A layer's statistics on the text.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct LayerStatistics {
-    /// Layer, from 0.
+    /// The layer, from 0.
     pub layer: usize,
     /// Share of clamped denominators of all heads.
     pub clamped: f64,
@@ -94,7 +94,7 @@ pub struct LayerStatistics {
 pub struct TextStatistics {
     /// Tokens fed to the model.
     pub tokens: u64,
-    /// Every layer that has denominators.
+    /// The layers that have denominators.
     pub layers: Vec<LayerStatistics>,
 }
 
@@ -103,14 +103,14 @@ pub struct TextStatistics {
 pub struct SourceReport {
     /// Number of encoder blocks.
     pub encoder_layers: usize,
-    /// Maximum tokens of a source, including its first mark.
+    /// Maximum number of source tokens, including the first mark.
     pub max_tokens: usize,
-    /// Bytes that cross attention keeps of a source: constant with random features, room for the longest source with softmax
-    /// attention.
+    /// Bytes that cross attention keeps of a source: constant with random features; room for the longest source with
+    /// softmax attention.
     pub state_bytes: usize,
 }
 
-/// Tensors of a type without a kernel, which become another type while they are loaded.
+/// Tensors of a type without a kernel, which are converted to another type while loading.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct RepackedType {
     /// The type in the file.
@@ -119,7 +119,7 @@ pub struct RepackedType {
     pub to: String,
     /// Number of tensors.
     pub tensors: usize,
-    /// The greatest relative error of a tensor.
+    /// The largest relative error of a tensor.
     pub relative_error: f64,
 }
 
@@ -130,20 +130,20 @@ pub struct InspectReport {
     pub parameters: u64,
     /// Tensors by kind.
     pub groups: Vec<Group>,
-    /// Bytes of a conversation's state, including its source, whatever its length.
+    /// Bytes of a conversation's state, including its source, regardless of length.
     pub state_bytes: usize,
-    /// For an encoder-decoder.
+    /// Properties of the source side; only for an encoder-decoder.
     pub source: Option<SourceReport>,
     /// Every head of every layer.
     pub heads: Vec<Head>,
-    /// Types that have no kernel.
+    /// Stored types that have no kernel.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub repacked: Vec<RepackedType>,
-    /// If a text was given.
+    /// Statistics on a text, if one was given.
     pub on_text: Option<TextStatistics>,
 }
 
-/// The kinds of tensors by a part of their name; the first match counts.
+/// The kinds of tensors, by a part of their name; the first match applies.
 const KINDS: [(&str, &str); 16] = [
     ("embed", "embedding"),
     ("lm_head", "output head"),
@@ -165,12 +165,12 @@ const KINDS: [(&str, &str); 16] = [
 const RANDOM: &str = "random matrices (fixed)";
 const OTHER: &str = "other";
 
-/// The kind of a tensor.
+/// Returns the kind of a tensor.
 pub(crate) fn kind(name: &str) -> &'static str {
     KINDS.iter().find(|(part, _)| name.contains(part)).map_or(OTHER, |&(_, kind)| kind)
 }
 
-/// All kinds in the order of reports.
+/// All kinds, in report order.
 pub(crate) fn kinds() -> impl Iterator<Item = &'static str> {
     KINDS.iter().map(|&(_, name)| name).chain([OTHER])
 }
@@ -188,7 +188,7 @@ fn groups(stored: &Stored) -> Vec<Group> {
     groups
 }
 
-/// `ln 2 / -log g` tokens for a gate of `sigmoid(logit)`.
+/// Computes `ln 2 / -log g` tokens for a gate of `sigmoid(logit)`.
 fn half_life(logit: f64) -> f64 {
     // -log sigmoid(a) = log(1 + exp(-a)), split at 0 so that no exponential overflows.
     let cost = if logit > 0.0 { (-logit).exp().ln_1p() } else { logit.exp().ln_1p() - logit };
@@ -203,7 +203,7 @@ pub fn inspect(folder: &Path) -> Result<InspectReport, InspectError> {
     let stored = Stored::open(folder)?;
     let config = stored.config();
     let mut heads = Vec::new();
-    // Heads of softmax attention have neither sigma nor gate.
+    // Softmax attention heads have neither sigma nor gate.
     let layers = if config.features() == 0 { 0 } else { config.num_hidden_layers };
     for layer in 0..layers {
         let at = |name: &str| format!("model.layers.{layer}.self_attn.{name}");
@@ -237,7 +237,7 @@ pub fn inspect(folder: &Path) -> Result<InspectReport, InspectError> {
     Ok(InspectReport { parameters, groups, state_bytes, source, heads, repacked, on_text: None })
 }
 
-/// Runs a text, or its first `limit` tokens, through the model and adds the heads' statistics to `report`.
+/// Runs a text, or its first `limit` tokens, through the model, and adds the heads' statistics to `report`.
 ///
 /// # Errors
 /// [`InspectError::Eval`] if the text cannot be read or is empty, or `limit` is 0.
@@ -281,7 +281,7 @@ mod tests {
 
     #[test]
     fn half_lives_of_known_gates() {
-        // g = 1/2 forgets half at each token; g = 2^(-1/100) in a hundred.
+        // g = 1/2 halves the state at each token, g = 2^(-1/100) in a hundred tokens.
         assert!((half_life(0.0) - 1.0).abs() < 1e-12);
         let g = 0.5_f64.powf(0.01);
         assert!((half_life((g / (1.0 - g)).ln()) - 100.0).abs() < 1e-9);

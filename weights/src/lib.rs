@@ -1,7 +1,7 @@
-//! Tools for checkpoints: evaluate one on a text, inspect it, quantise it, and translate with it.
+//! Tools for checkpoints: evaluate one on a text, inspect it, quantize it, and translate with it.
 //!
-//! [`text`] splits a file into documents, [`eval`] measures a model on them, [`inspect`] reports on the weights and on the
-//! gates and denominators that a text meets, [`quantize`] writes a copy with smaller weights, and [`translate`] runs an
+//! [`text`] splits a file into documents, [`eval`] measures a model on them, [`inspect`] reports on the weights and on
+//! the gates and denominators for a text, [`quantize`] writes a copy with smaller weights, and [`translate`] runs an
 //! encoder-decoder. [`terminal`] has tables and progress bars. The command line is `main.rs`; nothing here prints.
 
 pub mod eval;

@@ -14,7 +14,7 @@ use tidegate_weights::inspect::{Head, InspectReport, Sigma, inspect, observe};
 use tidegate_weights::quantize::{Comparison, Draft, Misfit, QuantizeOptions, QuantizeReport};
 use tidegate_weights::terminal::{Table, grouped, progress_bar};
 
-/// Evaluates, inspects and quantises the checkpoints that `tidegate` serves, and translates with them.
+/// Evaluates, inspects and quantizes the checkpoints that `tidegate` serves, and translates with them.
 #[derive(Debug, Parser)]
 #[command(name = "tidegate-weights", version)]
 struct Cli {
@@ -27,7 +27,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Measures perplexity and bits per byte of a text, the state carried through it.
+    /// Measures perplexity and bits per byte of a text, with the state carried through it.
     Eval {
         #[command(flatten)]
         common: Common,
@@ -47,7 +47,7 @@ enum Command {
         #[arg(long, value_name = "FILE")]
         text: Option<PathBuf>,
     },
-    /// Writes a quantised copy of a checkpoint (model.gguf); with a text also compares the two on it.
+    /// Writes a quantized copy of a checkpoint (model.gguf); with a text, also compares the two on it.
     Quantize {
         #[command(flatten)]
         common: Common,
@@ -152,7 +152,7 @@ fn quantize(common: &Common, to: WeightType, out: &Path, text: Option<&Path>) ->
     if let Some(misfit) = options.misfit()? {
         eprintln!("{}", warning(&misfit));
     }
-    // Report an unreadable text before quantising anything.
+    // Reports an unreadable text before quantizing anything.
     let before = text.map(|text| measured(&common.model, text)).transpose()?;
     let bar = progress_bar(0);
     let draft = Draft::write(&options, &mut |written| {
@@ -168,7 +168,7 @@ fn quantize(common: &Common, to: WeightType, out: &Path, text: Option<&Path>) ->
     Ok(draft.finish(on_text)?)
 }
 
-/// What a type costs whose blocks do not fit, and the type that would not.
+/// Returns a warning about a type whose blocks do not fit all matrices, and suggests a smaller type if there is one.
 fn warning(misfit: &Misfit) -> String {
     let Misfit { to, matrices, bytes, smaller } = misfit;
     let matrices: Vec<String> =
@@ -184,7 +184,7 @@ fn warning(misfit: &Misfit) -> String {
     )
 }
 
-/// Runs `work` with a progress bar on stderr, by tokens up to the limit or else by bytes of the file.
+/// Runs `work` with a progress bar on stderr that counts tokens up to the limit, or else bytes of the file.
 fn with_bar<T>(text: &Path, limit: Option<u64>, work: impl FnOnce(&mut dyn FnMut(Progress)) -> T) -> T {
     // `work` reports an unreadable file.
     let length = limit.or_else(|| std::fs::metadata(text).ok().map(|m| m.len())).unwrap_or(0);
@@ -214,7 +214,7 @@ fn eval_table(report: &EvalReport, seconds: f64) -> Table {
     table
 }
 
-/// A half-life with about three digits.
+/// Formats a half-life with about three digits.
 fn tokens(x: Option<f64>) -> String {
     match x {
         None => "-".into(),

@@ -1,7 +1,7 @@
-//! Writes a copy of a checkpoint folder whose matrices are quantised, in one GGUF file.
+//! Writes a copy of a checkpoint folder whose matrices are quantized, in one GGUF file.
 //!
-//! A [`Draft`] is a temporary folder beside the output folder, where it can be loaded and measured; `finish` renames it. The
-//! weights equal those of `checkpoint::load_as`, bit for bit.
+//! A [`Draft`] is a temporary folder next to the output folder, where it can be loaded and measured; `finish` renames
+//! it. The weights are bit-identical to those of `checkpoint::load_as`.
 
 mod card;
 mod report;
@@ -19,7 +19,7 @@ pub use report::{Comparison, GroupBytes, MatrixError, QuantizeReport};
 
 use crate::inspect::{kind, kinds};
 
-/// Why a checkpoint was not quantised.
+/// Why a checkpoint was not quantized.
 #[derive(Debug, thiserror::Error)]
 pub enum QuantizeError {
     /// The checkpoint or the draft cannot be loaded.
@@ -33,10 +33,10 @@ pub enum QuantizeError {
         /// The system's error.
         source: std::io::Error,
     },
-    /// The checkpoint is already quantised.
+    /// The checkpoint is already quantized.
     #[error("{0} is already quantised; start from a folder with model.safetensors")]
     Already(PathBuf),
-    /// The checkpoint is one GGUF file.
+    /// The checkpoint is a single GGUF file.
     #[error("{0} is one file; start from a folder with model.safetensors (llama-quantize converts GGUF files)")]
     File(PathBuf),
     /// The output folder is a file or not empty.
@@ -50,12 +50,12 @@ pub enum QuantizeError {
         /// The type.
         to: WeightType,
     },
-    /// Candle failed to quantise.
+    /// Candle failed to quantize.
     #[error("quantize: {0}")]
     Candle(#[from] candle_core::Error),
 }
 
-/// What to quantise.
+/// What to quantize.
 #[derive(Clone, Copy, Debug)]
 pub struct QuantizeOptions<'a> {
     /// The checkpoint folder.
@@ -67,7 +67,7 @@ pub struct QuantizeOptions<'a> {
 }
 
 impl QuantizeOptions<'_> {
-    /// Checks that there are weights to quantise and that the output folder is free.
+    /// Checks that there are weights to quantize and that the output folder is free.
     ///
     /// # Errors
     /// [`QuantizeError::Already`], [`QuantizeError::File`], [`QuantizeError::Occupied`] and [`QuantizeError::Load`].
@@ -84,7 +84,7 @@ impl QuantizeOptions<'_> {
         if free && self.out.file_name().is_some() { Ok(()) } else { Err(QuantizeError::Occupied(self.out.into())) }
     }
 
-    /// The matrices that the type's blocks do not fit, from the header of the file: nothing is quantised for it.
+    /// Returns the matrices that the type's blocks do not fit. Reads only the file's header and quantizes nothing.
     ///
     /// # Errors
     /// [`QuantizeError::Load`] if the checkpoint cannot be read.
@@ -104,7 +104,7 @@ impl QuantizeOptions<'_> {
             }
         }
         let all = bytes(self.to);
-        // q4_0 has as few bits in blocks of 32, which fit more rows.
+        // q4_0 has equally few bits per weight, in blocks of 32, which fit more rows.
         let other = (WeightType::Q4_0, bytes(WeightType::Q4_0));
         let smaller = (self.to == WeightType::Q4K && other.1 < all).then_some(other);
         Ok((!matrices.is_empty()).then_some(Misfit { to: self.to, matrices, bytes: all, smaller }))
@@ -116,24 +116,24 @@ impl QuantizeOptions<'_> {
 pub struct Misfit {
     /// The type.
     pub to: WeightType,
-    /// Matrices that become f16, by name without its layer, and the length of their rows.
+    /// Matrices that become f16: their names without the layer, and the length of their rows.
     pub matrices: Vec<(String, usize)>,
-    /// Bytes of all matrices as they would be stored.
+    /// Bytes that all matrices take when stored.
     pub bytes: u64,
-    /// A type with as few bits whose smaller blocks make a smaller file, and the bytes of all matrices in it.
+    /// A type with equally few bits whose smaller blocks make a smaller file, and the bytes of all matrices in it.
     pub smaller: Option<(WeightType, u64)>,
 }
 
-/// How far the weights are.
+/// The progress of writing the weights.
 #[derive(Clone, Copy, Debug)]
 pub struct WriteProgress {
-    /// Bytes of the old file that were quantised.
+    /// Bytes of the original file that have been quantized.
     pub bytes: u64,
-    /// Bytes of its tensors.
+    /// Bytes of all its tensors.
     pub of: u64,
 }
 
-/// A quantised folder under a passing name; it goes when it is dropped unfinished.
+/// A quantized folder under a temporary name. Dropping it unfinished removes the folder.
 #[derive(Debug)]
 pub struct Draft {
     folder: PathBuf,
@@ -142,17 +142,18 @@ pub struct Draft {
     report: QuantizeReport,
 }
 
-/// What goes along with the weights, where it is there; pictures do too, as the card shows them, and licenses.
+/// Files to copy along with the weights if they exist. Licenses are copied too, and pictures, because the card shows
+/// them.
 const BESIDE: [&str; 6] =
     ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja", CARD];
 const PICTURES: [&str; 4] = ["png", "jpg", "jpeg", "svg"];
 const CARD: &str = "README.md";
 
 impl Draft {
-    /// Quantises a checkpoint into a folder beside `out`.
+    /// Quantizes a checkpoint into a folder next to `out`.
     ///
     /// # Errors
-    /// [`QuantizeError`]: then nothing is left behind.
+    /// [`QuantizeError`]; then nothing is left behind.
     pub fn write(
         options: &QuantizeOptions<'_>,
         progress: &mut dyn FnMut(WriteProgress),
@@ -233,8 +234,8 @@ impl Draft {
         use gguf_file::Value::{String, U32};
 
         let path = self.folder.join(checkpoint::GGUF);
-        // Required and recommended by the GGUF specification. An architecture's name has only letters and digits; 2 is the
-        // version of ggml's block layouts.
+        // Required and recommended by the GGUF specification. Architecture names contain only letters and digits; 2 is
+        // the version of ggml's block layouts.
         let metadata = [
             ("general.architecture", String("rfagate".into())),
             ("general.name", String(self.model.clone())),
@@ -272,7 +273,7 @@ impl Drop for Draft {
     }
 }
 
-/// Sums of squared errors and squared values for each name of matrix.
+/// Sums of squared errors and squared values by matrix name.
 #[derive(Default)]
 struct Errors(Vec<(MatrixError, f64, f64)>);
 
@@ -310,7 +311,7 @@ impl Errors {
     }
 }
 
-/// `model.layers.3.mlp.up_proj.weight` as `mlp.up_proj`.
+/// Shortens `model.layers.3.mlp.up_proj.weight` to `mlp.up_proj`.
 fn short_name(name: &str) -> String {
     let parts: Vec<_> = name.split('.').filter(|part| part.parse::<usize>().is_err()).collect();
     parts
@@ -331,7 +332,7 @@ fn ggml(kind: WeightType) -> GgmlDType {
     }
 }
 
-/// llama.cpp's number for files with mostly this type.
+/// llama.cpp's number for files that mostly have this type.
 fn file_type(kind: WeightType) -> u32 {
     match kind {
         WeightType::F32 => 0,
@@ -343,12 +344,12 @@ fn file_type(kind: WeightType) -> u32 {
     }
 }
 
-/// Whether a file is RWKV's vocabulary, by its name.
+/// Whether a file is RWKV's vocabulary, judging by its name.
 fn is_vocabulary(name: &str) -> bool {
     name.starts_with("rwkv_vocab_v") && Path::new(name).extension().is_some_and(|kind| kind == "txt")
 }
 
-/// Creates a temporary folder beside `out`, on the same disk, so that it can be renamed.
+/// Creates a temporary folder next to `out`, on the same file system, so that it can be renamed.
 fn temporary_folder(out: &Path) -> Result<PathBuf, QuantizeError> {
     if let Some(parent) = out.parent() {
         std::fs::create_dir_all(parent).map_err(io(parent))?;
@@ -357,7 +358,7 @@ fn temporary_folder(out: &Path) -> Result<PathBuf, QuantizeError> {
     loop {
         let folder = out.with_file_name(format!(".{name}.{}.{number}.part", std::process::id()));
         match std::fs::create_dir(&folder) {
-            // Left by a killed run.
+            // A killed run left it behind.
             Err(error) if error.kind() == ErrorKind::AlreadyExists => number += 1,
             made => return made.map_err(io(&folder)).map(|()| folder),
         }

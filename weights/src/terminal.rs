@@ -11,14 +11,14 @@ pub fn progress_bar(length: u64) -> ProgressBar {
     bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }
 
-/// A table under one line of headings; the first column is left-aligned, the others right.
+/// A table below one line of headings. The first column is left-aligned, the others right-aligned.
 #[derive(Clone, Debug, Default)]
 pub struct Table {
     rows: Vec<Vec<String>>,
 }
 
 impl Table {
-    /// A table with these headings.
+    /// Creates a table with these headings.
     pub fn new<const N: usize>(headings: [&str; N]) -> Self {
         Self { rows: vec![headings.map(String::from).to_vec()] }
     }
@@ -44,7 +44,7 @@ impl fmt::Display for Table {
     }
 }
 
-/// `1234567` as `1,234,567`.
+/// Formats `1234567` as `1,234,567`.
 pub fn grouped(n: u64) -> String {
     let digits = n.to_string();
     let mut out = String::with_capacity(digits.len() * 4 / 3);

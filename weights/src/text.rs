@@ -1,7 +1,7 @@
-//! Text files with `<|endoftext|>` between documents, read piece by piece, and their tokens.
+//! Text files with `<|endoftext|>` between documents, which are read piece by piece and tokenized.
 //!
-//! Memory is bounded by about [`PIECE`] bytes, however large the file or a document. The tokens equal those of each whole
-//! document: a piece ends between a letter or digit and a blank, where byte-level pre-tokenizers split anyway.
+//! Memory is bounded by about [`PIECE`] bytes, however large the file or a document is. The tokens equal those of whole
+//! documents: a piece ends between a letter or digit and a blank, where byte-level pre-tokenizers split anyway.
 
 use std::fs::File;
 use std::io::Read;
@@ -9,10 +9,10 @@ use std::path::{Path, PathBuf};
 
 use tokenizers::Tokenizer;
 
-/// The mark between documents, and the token that begins and ends each.
+/// The mark between documents, and the token that starts and ends each.
 pub const END_OF_TEXT: &str = "<|endoftext|>";
 
-/// Bytes of text read and tokenized together.
+/// Bytes of text that are read and tokenized together.
 pub const PIECE: usize = 64 << 10;
 
 /// Why a text could not be read.
@@ -65,12 +65,12 @@ pub enum TextError {
 pub struct Piece {
     /// Whether it starts the document.
     pub first: bool,
-    /// Never empty.
+    /// The text; never empty.
     pub text: String,
 }
 
-/// The documents of a text in pieces, without marks, the line breaks around them, and empty documents. Line ends become
-/// `\n`.
+/// The documents of a text in pieces, without the marks, the line breaks around them, and empty documents. Line endings
+/// become `\n`.
 #[derive(Debug)]
 pub struct Documents<R> {
     reader: R,
@@ -82,9 +82,9 @@ pub struct Documents<R> {
     /// Bytes read from the reader.
     read: u64,
     exhausted: bool,
-    /// Whether a piece of the current document was returned.
+    /// Whether a piece of the current document has been returned.
     started: bool,
-    /// Whether the end or an error was reached.
+    /// Whether the end or an error has been reached.
     done: bool,
 }
 
@@ -139,7 +139,7 @@ impl<R: Read> Documents<R> {
         Ok(())
     }
 
-    /// Takes the first `end` bytes of `pending` and drops the next `skip`.
+    /// Removes and returns the first `end` bytes of `pending`, and drops the next `skip`.
     fn take(&mut self, end: usize, skip: usize) -> String {
         let rest = self.pending.split_off(end);
         let text = std::mem::replace(&mut self.pending, rest);
@@ -175,15 +175,15 @@ impl<R: Read> Documents<R> {
         }
     }
 
-    /// A position at which `pending`, which has no complete mark, can be split without changing its tokens. A partly read
-    /// mark stays behind it, since a mark has no blank.
+    /// Finds a position at which `pending`, which has no complete mark, can be split without changing its tokens. A
+    /// partially read mark stays after it, because a mark contains no blank.
     fn cut(&self) -> Option<usize> {
         if self.pending.len() < self.piece {
             return None;
         }
         let blanks = self.pending.rmatch_indices([' ', '\n']);
         let safe = |&at: &usize| self.pending[..at].chars().next_back().is_some_and(char::is_alphanumeric);
-        // No language has sixteen pieces without such a position. Splitting a token there keeps memory bounded.
+        // No language has sixteen pieces without such a position; beyond that, splitting a token keeps memory bounded.
         let forced = || {
             let at = self.pending.floor_char_boundary(self.pending.len() - END_OF_TEXT.len());
             (self.pending.len() >= 16 * self.piece).then_some(at)
@@ -216,7 +216,7 @@ pub struct Tokens {
     pub bytes: u64,
 }
 
-/// The tokens of a text: an end-of-text token before every document and one at the end.
+/// The tokens of a text: an end-of-text token before every document, and one at the end.
 pub struct TokenStream<'a, R> {
     documents: Documents<R>,
     tokenizer: &'a Tokenizer,

@@ -1,8 +1,8 @@
-//! Translates lines with an encoder-decoder, greedily and many sources at once.
+//! Translates lines with an encoder-decoder, greedily, many sources at once.
 //!
-//! All sources are checked before the first is read. Sources enter in the lines' order; a finished row leaves and the next
-//! source takes its slot, so the batch stays full while sources wait. Other rows of the batch change no bit of a row's
-//! logits, so a translation does not depend on the batch size.
+//! All sources are checked before the first one is read. Sources enter in line order; when a row finishes, the next
+//! source takes its slot, so the batch stays full while sources wait. Other rows of the batch do not affect the bits of
+//! a row's logits, so a translation does not depend on the batch size.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -24,17 +24,17 @@ pub enum TranslateError {
     /// A source exceeds the model's maximum.
     #[error("line {line}: must have at most {most} tokens including its first mark, found {found}")]
     TooLong {
-        /// From 1.
+        /// The line number, from 1.
         line: usize,
         /// The config's `max_source_positions`.
         most: usize,
-        /// The number of its tokens.
+        /// The number of tokens found.
         found: usize,
     },
     /// A source contains the end-of-text mark.
     #[error("line {line}: must not contain the mark {END_OF_TEXT}")]
     Mark {
-        /// From 1.
+        /// The line number, from 1.
         line: usize,
     },
     /// A tensor operation failed.
@@ -50,7 +50,7 @@ pub enum TranslateError {
 pub struct TranslateOptions {
     /// Sources translated together; at least 1.
     pub batch: usize,
-    /// Maximum tokens of a translation including its end; at least 1.
+    /// Maximum tokens of a translation, including its end; at least 1.
     pub max_tokens: usize,
 }
 
@@ -59,9 +59,9 @@ pub struct TranslateOptions {
 pub struct TranslationStats {
     /// Finished translations.
     pub sentences: u64,
-    /// Tokens of translations including their ends.
+    /// Tokens of translations, including their ends.
     pub tokens: u64,
-    /// Tokens of the sources read.
+    /// Tokens of all sources read.
     pub source_tokens: u64,
     /// Time spent reading sources.
     pub reading: Duration,
@@ -81,15 +81,15 @@ pub struct Sources {
 }
 
 impl Sources {
-    /// Tokenizes one source a line, without the blanks around it. An empty line is only the first mark.
+    /// Tokenizes one source per line, without surrounding blanks. An empty line gives only the first mark.
     ///
     /// # Errors
-    /// [`TranslateError`] for a model without an encoder, and for the first line that does not fit.
+    /// [`TranslateError`] for a model without an encoder, or for the first line that does not fit.
     pub fn new(checkpoint: &Checkpoint, text: &str) -> Result<Self, TranslateError> {
         let config = checkpoint.decoder.config();
         let source = config.source().ok_or(TranslateError::NoEncoder)?;
         let mark = checkpoint.tokenizer.token_to_id(END_OF_TEXT).ok_or(TextError::NoEndMark)?;
-        // An empty text has no line; a line feed alone is one empty line.
+        // An empty text has no lines; a single line feed is one empty line.
         let lines = text.strip_suffix('\n').unwrap_or(text).split('\n').skip(usize::from(text.is_empty()));
         let read = |(at, line): (usize, &str)| {
             if line.contains(END_OF_TEXT) {
@@ -129,8 +129,8 @@ struct Row {
     written: Vec<u32>,
 }
 
-/// Translates all sources. Passes the translations to `write` in the sources' order, one line each, as soon as all before it
-/// are finished, and calls `progress` after every step.
+/// Translates all sources. Passes the translations to `write` in source order, one line each, as soon as all earlier
+/// ones are finished, and calls `progress` after every step.
 ///
 /// # Errors
 /// [`TranslateError::Model`] if a step fails, and errors of `write`.
@@ -148,7 +148,7 @@ pub fn translate(
     let mut waiting = sources.ids.iter().enumerate();
     let mut done = TranslationStats::default();
     let mut logits = Vec::new();
-    // Finished translations that wait for an earlier one.
+    // Finished translations that wait for earlier ones.
     let (mut finished, mut written) = (BTreeMap::new(), 0);
     loop {
         while let Some(slot) = free.pop() {
@@ -220,13 +220,13 @@ fn step(
     Ok(())
 }
 
-/// The index of the greatest logit, the first one if several are equal.
+/// Returns the index of the largest logit; the first one if several are equal.
 fn likeliest(logits: &[f32]) -> u32 {
     let greatest = (0..logits.len()).reduce(|best, id| if logits[id] > logits[best] { id } else { best });
     greatest.unwrap_or(0) as u32
 }
 
-/// A translation as one line, without blanks around it.
+/// Decodes a translation to one line, without surrounding blanks.
 fn line(checkpoint: &Checkpoint, ids: &[u32]) -> Result<String, TranslateError> {
     let text = checkpoint.tokenizer.decode(ids, true).map_err(|error| TextError::Decode(error.to_string()))?;
     Ok(text.trim().replace("\r\n", " ").replace(['\n', '\r'], " "))

@@ -17,16 +17,16 @@ pub(crate) struct Translate {
     /// Checkpoint folder of an encoder-decoder: config.json, model.safetensors (or model.gguf), tokenizer.json.
     #[arg(long, value_name = "FOLDER", env = "TIDEGATE_MODEL")]
     model: PathBuf,
-    /// UTF-8 text with one source a line; - is stdin.
+    /// UTF-8 text with one source per line; - is stdin.
     #[arg(long, value_name = "FILE", default_value = "-")]
     source: PathBuf,
     /// The output file; stdout if absent.
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
-    /// Sources translated together; no translation depends on it.
+    /// Sources translated together; does not affect the translations.
     #[arg(long, value_name = "ROWS", default_value = "16", value_parser = clap::value_parser!(u16).range(1..))]
     batch: u16,
-    /// Maximum tokens of a translation including its end; longer ones are cut.
+    /// Maximum tokens of a translation, including its end; longer ones are cut.
     #[arg(long, value_name = "TOKENS", default_value = "256", value_parser = clap::value_parser!(u32).range(1..))]
     max_tokens: u32,
 }
@@ -35,7 +35,7 @@ impl Translate {
     /// Translates, with progress and times on stderr.
     pub(crate) fn run(self) -> Result<()> {
         let checkpoint = Checkpoint::load(&self.model, &Device::Cpu)?;
-        // Check the input before translating, and before overwriting a file.
+        // Checks the input before translating anything, and before overwriting a file.
         let sources = Sources::new(&checkpoint, &text(&self.source)?)?;
         let options = TranslateOptions { batch: self.batch.into(), max_tokens: self.max_tokens as usize };
         let mut out: Box<dyn Write> = match &self.out {
@@ -55,7 +55,7 @@ impl Translate {
     }
 }
 
-/// The contents of a file, or of stdin.
+/// Reads a file, or stdin.
 fn text(path: &Path) -> Result<String> {
     let (mut text, name) = (String::new(), path.display().to_string());
     if name == "-" {
@@ -66,7 +66,7 @@ fn text(path: &Path) -> Result<String> {
     Ok(text)
 }
 
-/// A rate per second; `-` if no time has passed.
+/// Formats a rate per second; `-` if no time has passed.
 fn rate(count: u64, seconds: f64) -> String {
     if seconds > 0.0 { format!("{:.0}", count as f64 / seconds) } else { "-".into() }
 }

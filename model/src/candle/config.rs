@@ -1,4 +1,5 @@
-//! The config of a model that candle computes: of a family that has kernels of our own too, or of one that only candle has.
+//! The config of a model that runs on candle: one of a family that also has native kernels, or one that only candle
+//! has.
 
 use candle_transformers::models::{mamba as mamba_model, mamba2 as mamba2_model, rwkv_v5, rwkv_v7};
 use serde::Deserialize;
@@ -8,10 +9,10 @@ use super::keys::Keys;
 use super::{mamba, mamba2, rfa, rwkv, rwkv7};
 use crate::config::{Attention, ConfigError, DecoderConfig, TokenIds, within};
 
-/// The `model_type` of the families that only candle has.
+/// The `model_type`s that only candle supports.
 pub const ONLY_CANDLE: [&str; 3] = [mamba::MODEL_TYPE, rwkv::MODEL_TYPES[0], rwkv::MODEL_TYPES[1]];
 
-/// The config of a model that candle computes.
+/// The config of a model that runs on candle.
 #[derive(Clone, Debug)]
 pub struct Config {
     pub(super) family: Family,
@@ -19,18 +20,18 @@ pub struct Config {
     eos_token_id: TokenIds,
 }
 
-/// A family and its shape, in candle's words.
+/// A model family with its shape, as candle's config type.
 #[derive(Clone, Debug)]
 pub(super) enum Family {
     Mamba(mamba_model::Config),
     Mamba2(mamba2_model::Config),
     Rfa(Box<DecoderConfig>),
-    /// One of the types in `rwkv`.
+    /// One of `rwkv::MODEL_TYPES`.
     Rwkv(&'static str, rwkv_v5::Config),
     Rwkv7(rwkv_v7::Config),
 }
 
-/// The keys of a config, and which of the families that only candle has it is of.
+/// Returns the model type and the keys of a config if its family runs only on candle.
 fn only_candle(text: &str) -> Option<(&'static str, Map<String, Value>)> {
     let keys: Map<String, Value> = serde_json::from_str(text).ok()?;
     let named = keys.get("model_type").and_then(Value::as_str);
@@ -39,7 +40,7 @@ fn only_candle(text: &str) -> Option<(&'static str, Map<String, Value>)> {
     Some((kind, keys))
 }
 
-/// Whether the text of a `config.json` is of a family that only candle has.
+/// Returns whether the text of a `config.json` describes a family that runs only on candle.
 pub fn is_only_candle(text: &str) -> bool {
     only_candle(text).is_some()
 }
@@ -48,7 +49,7 @@ impl Config {
     /// Reads and checks the text of a `config.json`.
     ///
     /// # Errors
-    /// A key is missing or wrong, or has a value that the model of candle does not support.
+    /// A key is missing or wrong, or candle's model does not support its value.
     pub fn from_json(text: &str) -> Result<Self, ConfigError> {
         let Some((kind, keys)) = only_candle(text) else { return Self::of(&DecoderConfig::from_json(text)?) };
         let (family, vocab_size) = if kind == mamba::MODEL_TYPE {
@@ -60,7 +61,7 @@ impl Config {
             let vocab_size = config.vocab_size;
             (Family::Rwkv(kind, config), vocab_size)
         };
-        // In all of these families 0 ends a text where nothing is said.
+        // All of these families use 0 as the end-of-text token unless the config names another.
         let eos_token_id = match keys.get("eos_token_id") {
             None | Some(Value::Null) => TokenIds::One(0),
             Some(found) => TokenIds::deserialize(found)
@@ -72,10 +73,10 @@ impl Config {
         Ok(Self { family, vocab_size, eos_token_id })
     }
 
-    /// The config of a model that has kernels of our own.
+    /// Converts the config of a model that also has native kernels.
     ///
     /// # Errors
-    /// Candle does not have the family, or not with this value of a key.
+    /// Candle does not have the family, or does not support the value of a key.
     pub fn of(config: &DecoderConfig) -> Result<Self, ConfigError> {
         let family = match config.attention {
             Attention::Rwkv7 => Family::Rwkv7(rwkv7::config(config)?),
@@ -96,7 +97,7 @@ impl Config {
         }
     }
 
-    /// Bytes of one conversation's state. The length of the text does not matter.
+    /// Bytes of one conversation's state, independent of the length of the text.
     pub fn state_bytes(&self) -> usize {
         let shape = match &self.family {
             Family::Mamba(config) => mamba::state(config),
@@ -108,7 +109,7 @@ impl Config {
         shape.layout().numbers() * size_of::<f32>()
     }
 
-    /// Tokens with a logit.
+    /// Number of tokens that have a logit.
     pub fn vocab_size(&self) -> usize {
         self.vocab_size
     }

@@ -1,28 +1,28 @@
-//! What the candle backend needs of a family: one token at a time, and a state that is a list of tensors.
+//! What the candle backend needs from a model family: single-token steps, and a state that is a list of tensors.
 
 use candle_core::{Result, Tensor};
 
 use crate::layout::StateLayout;
 
-/// What a layer keeps of a text: the tensors of its memory, then its last inputs, oldest first.
+/// The state of one layer for one sequence: its memory tensors, then its last inputs, oldest first.
 pub(super) type LayerState = Vec<Tensor>;
 
-/// The shapes of a [`LayerState`], the same in every layer.
+/// The shapes of a [`LayerState`]; all layers have the same.
 #[derive(Clone, Debug)]
 pub(super) struct StateShape {
     pub(super) layers: usize,
     pub(super) memory: Vec<Vec<usize>>,
-    /// How many inputs a layer keeps, and their shape.
+    /// How many inputs a layer keeps, and the shape of each.
     pub(super) inputs: (usize, Vec<usize>),
 }
 
 impl StateShape {
-    /// The shapes of a layer's tensors.
+    /// The shapes of one layer's tensors.
     pub(super) fn tensors(&self) -> impl Iterator<Item = &Vec<usize>> {
         self.memory.iter().chain(std::iter::repeat_n(&self.inputs.1, self.inputs.0))
     }
 
-    /// The order of the numbers outside of the backend. A layer's memory counts as one head.
+    /// The layout of an exported state. A layer's memory counts as one head.
     pub(super) fn layout(&self) -> StateLayout {
         let numbers = |shape: &Vec<usize>| shape.iter().product::<usize>();
         StateLayout {
@@ -36,12 +36,12 @@ impl StateShape {
     }
 }
 
-/// A model of candle tensors.
+/// A model that runs on candle tensors.
 pub(super) trait Family: Send + Sync {
-    /// The shapes of a text's state.
+    /// The shape of one sequence's state.
     fn state(&self) -> StateShape;
 
-    /// Reads the token `id`, a tensor (1), at this position of one text -> logits, whose last dimension is the vocabulary.
-    /// `state` has an element for each layer.
+    /// Feeds the token `id`, a tensor of shape (1), at `position` of a sequence -> logits, whose last dimension is the
+    /// vocabulary. `state` has one element per layer.
     fn step(&self, id: &Tensor, position: u64, state: &mut [LayerState]) -> Result<Tensor>;
 }

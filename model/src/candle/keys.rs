@@ -1,4 +1,4 @@
-//! Keys of a `config.json` that others publish, and the values that a model of candle has fixed.
+//! The keys of a third-party `config.json`, and checks against the values that candle's models hard-code.
 
 use std::fmt::Debug;
 
@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use crate::config::{ConfigError, within};
 
-/// The keys of a config. Those that no method asks for change no result, or are not known.
+/// The keys of a config. Keys that no method reads do not affect results, or are unknown.
 pub(super) struct Keys<'a>(pub(super) &'a Map<String, Value>);
 
 impl Keys<'_> {
@@ -14,7 +14,7 @@ impl Keys<'_> {
         self.0.get(key)
     }
 
-    /// A count from 1 to `most`.
+    /// Returns a count from 1 to `most`.
     pub(super) fn number(&self, key: &'static str, most: usize) -> Result<usize, ConfigError> {
         let found = self.get(key).unwrap_or(&Value::Null);
         let number = found.as_u64().and_then(|number| usize::try_from(number).ok());
@@ -23,12 +23,12 @@ impl Keys<'_> {
         Ok(number)
     }
 
-    /// [`Self::number`], or `default` if the key is absent.
+    /// Like [`Self::number`], but returns `default` if the key is absent.
     pub(super) fn number_or(&self, key: &'static str, default: usize, most: usize) -> Result<usize, ConfigError> {
         if self.get(key).is_some() { self.number(key, most) } else { Ok(default) }
     }
 
-    /// A small positive number, or `default` if the key is absent.
+    /// Returns a small positive number, or `default` if the key is absent.
     pub(super) fn float_or(&self, key: &'static str, default: f64) -> Result<f64, ConfigError> {
         let Some(found) = self.get(key) else { return Ok(default) };
         let number = found.as_f64().ok_or_else(|| ConfigError::bound(key, "a number", found))?;
@@ -36,7 +36,7 @@ impl Keys<'_> {
         Ok(number)
     }
 
-    /// Refuses any value but this one. The key may be absent or null.
+    /// Rejects every value except `value`. The key may be absent or null.
     pub(super) fn only(&self, key: &'static str, value: &Value) -> Result<(), ConfigError> {
         let same = |found: &Value| found == value || found.is_number() && found.as_f64() == value.as_f64();
         match self.get(key) {
@@ -48,7 +48,7 @@ impl Keys<'_> {
     }
 }
 
-/// Refuses any value of a field but this one.
+/// Rejects every value of a field except `only`.
 pub(super) fn fixed<T: Copy + PartialEq + Debug>(field: &'static str, found: T, only: T) -> Result<(), ConfigError> {
     if found == only {
         return Ok(());

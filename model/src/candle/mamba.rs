@@ -1,5 +1,5 @@
 //! Mamba (Gu and Dao, 2023, "Mamba: Linear-Time Sequence Modeling with Selective State Spaces"), from Hugging Face's
-//! `MambaForCausalLM` or the package `mamba_ssm`.
+//! `MambaForCausalLM` or the `mamba_ssm` package.
 
 use candle_core::{Device, Result, Tensor};
 use candle_transformers::models::mamba::{Config, Model, State};
@@ -13,18 +13,18 @@ use crate::weights::{LoadError, Source};
 
 /// The `model_type` in `config.json`.
 pub(super) const MODEL_TYPE: &str = "mamba";
-/// Inputs that the convolution looks back at.
+/// Number of past inputs that the convolution reads.
 const TAPS: usize = 3;
-/// Numbers of a channel's state.
+/// State elements per channel.
 const STATE: usize = 16;
 
-/// Whether a config without a `model_type` is one of `mamba_ssm`, for the first Mamba.
+/// Returns whether a config without a `model_type` is a first-generation Mamba config of the `mamba_ssm` package.
 pub(super) fn is_of_the_package(keys: &Map<String, Value>) -> bool {
     let layer = keys.get("ssm_cfg").and_then(|cfg| cfg.get("layer")).and_then(Value::as_str);
     !keys.contains_key("model_type") && keys.contains_key("d_model") && layer.is_none_or(|layer| layer == "Mamba1")
 }
 
-/// Reads a config. Refuses by name what the model of candle has fixed.
+/// Reads a config. Rejects values that candle's model does not support, and names the key.
 pub(super) fn config(keys: &Keys<'_>) -> std::result::Result<Config, ConfigError> {
     let package = keys.get("model_type").is_none();
     let (hidden, layers) = if package { ("d_model", "n_layer") } else { ("hidden_size", "num_hidden_layers") };
@@ -45,7 +45,7 @@ pub(super) fn config(keys: &Keys<'_>) -> std::result::Result<Config, ConfigError
         ("attn_layer_idx", json!([])),
         ("d_intermediate", json!(0)),
     ] {
-        // The rank may be left to the model.
+        // The config may leave the rank to the model (`auto`).
         if keys.get(key).is_none_or(|found| key != "time_step_rank" || found != "auto") {
             keys.only(key, &only)?;
         }
@@ -55,7 +55,7 @@ pub(super) fn config(keys: &Keys<'_>) -> std::result::Result<Config, ConfigError
     {
         return Err(ConfigError::bound("ssm_cfg", format!("without {name:?}"), found));
     }
-    // The package's embedding has more rows than the vocabulary, for the sake of GPUs.
+    // The package pads the embedding with rows beyond the vocabulary, for efficiency on GPUs.
     let multiple = if package { keys.number_or("pad_vocab_size_multiple", 8, 1 << 16)? } else { 1 };
     Ok(Config {
         d_model,
@@ -65,23 +65,23 @@ pub(super) fn config(keys: &Keys<'_>) -> std::result::Result<Config, ConfigError
     })
 }
 
-/// Tokens with a row in the embedding.
+/// Number of rows of the embedding, including padding.
 pub(super) fn vocab_size(config: &Config) -> usize {
     config.vocab_size.next_multiple_of(config.pad_vocab_size_multiple)
 }
 
-/// h (inner, N), and the last inputs of the convolution.
+/// The state of a layer: h (inner, N) and the last inputs of the convolution.
 pub(super) fn state(config: &Config) -> StateShape {
     let inner = 2 * config.d_model;
     StateShape { layers: config.n_layer, memory: vec![vec![1, inner, STATE]], inputs: (TAPS, vec![1, inner]) }
 }
 
-/// Hugging Face calls the embedding `embeddings`, the package `embedding`.
+/// Hugging Face names the embedding `embeddings`, the package `embedding`.
 fn named(name: &str) -> Named {
     Named { names: vec![name.into(), name.replace("embedding.", "embeddings.")], ..Named::plain("") }
 }
 
-/// A model with its config, which the shape of states follows from.
+/// A model and its config, which determines the shape of its states.
 pub(super) struct Mamba {
     config: Config,
     model: Model,
@@ -99,7 +99,7 @@ impl Family for Mamba {
         state(&self.config)
     }
 
-    /// Candle keeps the inputs in a ring, of which the new one replaces the element `pos`: here always the first.
+    /// Candle keeps the inputs in a ring buffer and writes the new one at index `pos`, which is always 0 here.
     fn step(&self, id: &Tensor, _: u64, state: &mut [LayerState]) -> Result<Tensor> {
         let mut theirs = State { hs: Vec::new(), prev_xs: Vec::new(), pos: 0 };
         for layer in &*state {

@@ -1,4 +1,4 @@
-//! Mamba-2 by candle: a second implementation beside `mixers::mamba2`, for fewer shapes.
+//! Mamba-2 on candle: a second implementation alongside `mixers::mamba2`, for fewer shapes.
 
 use candle_core::{Device, IndexOp, Result, Tensor};
 use candle_transformers::models::mamba2::{Config, Model, State};
@@ -9,10 +9,10 @@ use super::tensors::{Named, load};
 use crate::config::{ConfigError, DecoderConfig, StateSpace};
 use crate::weights::{LoadError, Source};
 
-/// Inputs that the convolution looks back at.
+/// Number of past inputs that the convolution reads.
 const TAPS: usize = 3;
 
-/// The config in candle's words. Refuses by name what its model has fixed.
+/// Converts the config to candle's. Rejects values that candle's model does not support, and names the key.
 pub(super) fn config(ours: &DecoderConfig) -> std::result::Result<Config, ConfigError> {
     let Some(StateSpace { state_size, n_groups, norm_groups, time_step_limit, use_bias, use_conv_bias }) =
         ours.state_space
@@ -45,7 +45,7 @@ pub(super) fn config(ours: &DecoderConfig) -> std::result::Result<Config, Config
     })
 }
 
-/// S (heads, d, N), and the last inputs of the convolution.
+/// The state of a layer: S (heads, d, N) and the last inputs of the convolution.
 pub(super) fn state(config: &Config) -> StateShape {
     let Config { d_model, expand, headdim, d_state, ngroups, .. } = *config;
     let inner = d_model * expand;
@@ -56,7 +56,7 @@ pub(super) fn state(config: &Config) -> StateShape {
     }
 }
 
-/// A model with its config, which the shape of states follows from.
+/// A model and its config, which determines the shape of its states.
 pub(super) struct Mamba2 {
     config: Config,
     model: Model,
@@ -74,7 +74,7 @@ impl Family for Mamba2 {
         state(&self.config)
     }
 
-    /// Candle keeps one input more than a step reads, which is the first.
+    /// Candle keeps one more input than a step reads. It comes first, and its value does not matter.
     fn step(&self, id: &Tensor, _: u64, state: &mut [LayerState]) -> Result<Tensor> {
         let mut theirs = State { hs: Vec::new(), conv_states: Vec::new(), pos: 0 };
         for layer in &*state {

@@ -1,10 +1,10 @@
-//! Models computed by candle, on any of its devices, behind the same interface as the kernels of our own: families that only
-//! `candle-transformers` has, and a second implementation of some that have kernels.
+//! Models that run on candle, on any of its devices, behind the same interface as the native kernels: families that
+//! only `candle-transformers` has, and second implementations of some families that have native kernels.
 //!
-//! Every text is computed by itself, token after token, so its bits depend on nothing else.
+//! Each sequence is computed separately, token by token, so its bits do not depend on other sequences.
 //!
-//! family -> mamba, mamba2, rfa, rwkv, rwkv7 -> config; states; all of them -> this file. `tensors` gives the models their
-//! weights.
+//! Module dependencies: family -> mamba, mamba2, rfa, rwkv, rwkv7 -> config; states; all of them -> this file.
+//! `tensors` gives the models their weights.
 
 mod config;
 mod family;
@@ -32,10 +32,10 @@ pub use config::{Config, ONLY_CANDLE, is_only_candle};
 use family::{Family, LayerState};
 pub use states::{CandlePool, CandleStates};
 
-/// Tokens that are read at once. They are read one after another, so that more would only let other texts wait.
+/// Tokens per prefill call. They run one after another, so a longer chunk only makes other sequences wait.
 const CHUNK: usize = 8;
 
-/// The widest vector instructions of this CPU: candle's matrix products may add in another order with others.
+/// The widest vector instruction set of this CPU. Candle's matrix products may sum in another order on another set.
 pub fn instruction_set() -> &'static str {
     #[cfg(target_arch = "x86_64")]
     {
@@ -50,7 +50,7 @@ pub fn instruction_set() -> &'static str {
     std::env::consts::ARCH
 }
 
-/// A checkpoint whose config has been checked, without a model.
+/// A checkpoint whose config has been checked; no model has been built.
 #[derive(Debug)]
 pub struct Checkpoint {
     config: Config,
@@ -58,11 +58,11 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Reads the config and the headers of the weights.
+    /// Reads the config and the headers of the weight files.
     ///
     /// # Errors
-    /// As for [`checkpoint::load`], or candle does not support the model. Tensors of the families that only candle has are
-    /// checked by [`Self::decoder`].
+    /// As for [`checkpoint::load`], or candle does not support the model. [`Self::decoder`] checks the tensors of
+    /// families that only candle has.
     pub fn open(model: &Path) -> std::result::Result<Self, LoadError> {
         if !model.is_file() {
             let path = model.join("config.json");
@@ -80,7 +80,7 @@ impl Checkpoint {
         &self.config
     }
 
-    /// Bytes of the weights in memory.
+    /// Bytes of the weights in memory, as f32.
     pub fn bytes(&self) -> u64 {
         self.parameters() * size_of::<f32>() as u64
     }
@@ -90,7 +90,7 @@ impl Checkpoint {
         self.source.shapes().map(|shape| shape.iter().product::<usize>() as u64).sum()
     }
 
-    /// Loads the weights, as f32.
+    /// Loads the weights as f32.
     ///
     /// # Errors
     /// A tensor is missing or has another shape or type than the config asks for, or the device failed.
@@ -103,7 +103,7 @@ impl Checkpoint {
             config::Family::Rwkv(kind, config) => Box::new(rwkv::Rwkv::load(kind, config, source, device)?),
             config::Family::Rwkv7(config) => Box::new(rwkv7::Rwkv7::load(config, source, device)?),
         };
-        // Of an embedding and a head a token reads one, and a row of the other.
+        // If the embedding and the head are separate, a token reads the whole head but only one row of the embedding.
         let head = ["lm_head.weight", "head.weight"].into_iter().find_map(|name| source.shape(name));
         let unread = head.map_or(0, |shape| shape.iter().product::<usize>());
         let weight_bytes = (self.parameters() as usize - unread) * size_of::<f32>();
@@ -112,14 +112,14 @@ impl Checkpoint {
     }
 }
 
-/// A token that a text reads.
+/// One token to feed to one sequence.
 struct Row<'a> {
     id: u32,
     position: u64,
     text: &'a mut [LayerState],
 }
 
-/// A decoder that candle computes. Its weights are read-only: one decoder serves any number of pools.
+/// A decoder that runs on candle. Its weights are read-only: one decoder serves any number of pools.
 pub struct CandleDecoder {
     config: Config,
     family: Box<dyn Family>,
@@ -140,8 +140,8 @@ impl CandleDecoder {
         &self.config
     }
 
-    /// A pool of empty conversations for this decoder, with states in f32. `threads` multiply matrices if the device is the
-    /// CPU.
+    /// Creates a pool of empty conversations for this decoder, with f32 states. On a CPU, `threads` threads compute the
+    /// sequences.
     ///
     /// # Errors
     /// There are no slots, or the system has no memory or threads for them.
@@ -149,16 +149,16 @@ impl CandleDecoder {
         CandlePool::new(self.family.state(), &self.device, slots, threads)
     }
 
-    /// Reads a token at this position of one text -> logits (vocab)
+    /// Feeds one token at `position` of a sequence -> logits (vocab)
     fn step(&self, id: u32, position: u64, text: &mut [LayerState]) -> candle_core::Result<Tensor> {
         let id = Tensor::new(&[id], &self.device)?;
         self.family.step(&id, position, text)?.flatten_all()
     }
 
-    /// Reads a token into each text -> logits of each: (vocab)
+    /// Feeds one token to each sequence -> its logits (vocab)
     fn rows(&self, rows: Vec<Row<'_>>, threads: &ThreadPool) -> candle_core::Result<Vec<Vec<f32>>> {
         let row = |row: Row<'_>| self.step(row.id, row.position, row.text)?.to_vec1();
-        // A GPU does one thing after another.
+        // A GPU runs its work in order, so threads would not help.
         if self.device.is_cpu() {
             threads.install(|| rows.into_par_iter().map(row).collect())
         } else {
@@ -166,7 +166,7 @@ impl CandleDecoder {
         }
     }
 
-    /// Refuses ids outside the vocabulary and the pool of another decoder.
+    /// Rejects ids outside the vocabulary, and pools of other decoders.
     fn check(&self, ids: &[u32], pool: &CandlePool) -> Result<()> {
         let vocab_size = self.config.vocab_size;
         if let Some(&id) = ids.iter().find(|&&id| id as usize >= vocab_size) {

@@ -1,4 +1,4 @@
-//! RFA-Gate by [`portable::Decoder`].
+//! RFA-Gate on candle, implemented by [`portable::Decoder`].
 
 use candle_core::{Device, Result, Tensor};
 
@@ -8,13 +8,13 @@ use crate::config::{ConfigError, DecoderConfig};
 use crate::portable::{self, Decoder, State};
 use crate::weights::{LoadError, Source};
 
-/// Refuses by name what the portable decoder does not have.
+/// Rejects what the portable decoder does not support, and names the key.
 pub(super) fn config(ours: &DecoderConfig) -> std::result::Result<DecoderConfig, ConfigError> {
     portable::check(ours)?;
     Ok(ours.clone())
 }
 
-/// S, z and c of all heads, and the last inputs of the convolution.
+/// The state of a layer: S, z and c of all heads, and the last inputs of the convolution.
 pub(super) fn state(config: &DecoderConfig) -> StateShape {
     let (n, d, features) = (config.num_attention_heads, config.head_dim, config.features());
     StateShape {

@@ -1,4 +1,4 @@
-//! RWKV-5 and RWKV-6 (Peng et al., 2024, "Eagle and Finch: RWKV with Matrix-Valued States and Dynamic Recurrence"), from
+//! RWKV-5 and RWKV-6 (Peng et al., 2024, "Eagle and Finch: RWKV with Matrix-Valued States and Dynamic Recurrence"), in
 //! Hugging Face's layout (`Rwkv5ForCausalLM`, `Rwkv6ForCausalLM`).
 
 use candle_core::{Device, Result, Tensor};
@@ -12,15 +12,15 @@ use super::tensors::{Named, load};
 use crate::config::ConfigError;
 use crate::weights::{LoadError, Source};
 
-/// The `model_type` of each in `config.json`.
+/// The `model_type`s in `config.json`.
 pub(super) const MODEL_TYPES: [&str; 2] = ["rwkv5", "rwkv6"];
 
-/// The length of a head where nothing is said.
+/// The default head size.
 const HEAD: usize = 64;
-/// What a head's output is divided by before its norm.
+/// A head's output is divided by this before its norm.
 const DIVISOR: f32 = 8.0;
 
-/// Reads a config. Refuses by name what the models of candle have fixed.
+/// Reads a config. Rejects values that candle's model does not support, and names the key.
 pub(super) fn config(keys: &Keys<'_>) -> std::result::Result<Config, ConfigError> {
     let hidden_size = keys.number("hidden_size", 1 << 16)?;
     let head_size = keys.number_or("head_size", HEAD, 1024)?;
@@ -39,7 +39,7 @@ pub(super) fn config(keys: &Keys<'_>) -> std::result::Result<Config, ConfigError
         hidden_size,
         num_hidden_layers: keys.number("num_hidden_layers", 1024)?,
         attention_hidden_size: hidden_size,
-        // In these configs it is the length of a head.
+        // In these configs, this key holds the head size.
         num_attention_heads: head_size,
         head_size,
         intermediate_size,
@@ -48,7 +48,8 @@ pub(super) fn config(keys: &Keys<'_>) -> std::result::Result<Config, ConfigError
     })
 }
 
-/// S (heads, d, d), a row for each number of a key; the last inputs of the time mix and of the channel mix.
+/// The state of a layer: S (heads, d, d), with one row per key element; the last inputs of the time mix and the channel
+/// mix.
 pub(super) fn state(config: &Config) -> StateShape {
     let Config { num_hidden_layers, hidden_size, head_size, .. } = *config;
     StateShape {
@@ -58,8 +59,9 @@ pub(super) fn state(config: &Config) -> StateShape {
     }
 }
 
-/// Hugging Face's RWKV-6 says `time_maa_k` where candle says `time_mix_key`. And the models divide a head's output by eight
-/// before its norm, which candle leaves out: dividing the values instead gives the same bits, because eight is a power of two.
+/// Maps candle's tensor names to those of the checkpoint: Hugging Face's RWKV-6 has `time_maa_k` for candle's
+/// `time_mix_key`. The models divide a head's output by eight before its norm, which candle leaves out. Scaling the
+/// value matrix by 1/8 gives the same bits, because eight is a power of two.
 fn named(name: &str) -> Named {
     let mut names = vec![name.to_owned()];
     if let Some((start, part)) = name.split_once("time_mix_") {
@@ -81,7 +83,7 @@ enum Model {
     V6(rwkv_v6::Model),
 }
 
-/// A model with its config, which the shape of states follows from.
+/// A model and its config, which determines the shape of its states.
 pub(super) struct Rwkv {
     config: Config,
     model: Model,

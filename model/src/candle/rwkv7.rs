@@ -1,4 +1,4 @@
-//! RWKV-7 by candle: a second implementation beside `mixers::rwkv7`, for heads of 64.
+//! RWKV-7 on candle: a second implementation alongside `mixers::rwkv7`, for heads of size 64.
 
 use candle_core::{Device, Result, Tensor};
 use candle_transformers::models::rwkv_v7::{Config, Model, ModelVersion, State, StatePerLayer};
@@ -10,9 +10,9 @@ use crate::config::{ConfigError, DecoderConfig};
 use crate::schema::native::NAMES;
 use crate::weights::{LoadError, Source};
 
-/// The config in candle's words. Refuses by name what its model has fixed.
+/// Converts the config to candle's. Rejects values that candle's model does not support, and names the key.
 pub(super) fn config(ours: &DecoderConfig) -> std::result::Result<Config, ConfigError> {
-    // The norm of a head adds 64e-5 to the variance.
+    // The norm of a head has an epsilon of 64e-5.
     fixed("head_dim", ours.head_dim, 64)?;
     fixed("norm_eps", ours.rms_norm_eps, 1e-5)?;
     if ours.num_hidden_layers < 2 {
@@ -29,7 +29,8 @@ pub(super) fn config(ours: &DecoderConfig) -> std::result::Result<Config, Config
     })
 }
 
-/// S (heads, d, d), a row for each number of a value; the last inputs of the time mix and of the channel mix.
+/// The state of a layer: S (heads, d, d), with one row per value element; the last inputs of the time mix and the
+/// channel mix.
 pub(super) fn state(config: &Config) -> StateShape {
     let Config { num_hidden_layers, hidden_size, head_size, .. } = *config;
     StateShape {
@@ -39,14 +40,15 @@ pub(super) fn state(config: &Config) -> StateShape {
     }
 }
 
-/// Candle asks for the names of the model's author, as in a `.pth` file.
+/// Maps candle's tensor names, which are those of the author's `.pth` files, to ours.
 fn named(name: &str) -> Named {
     match name {
         "head.weight" => {
             let names = vec!["lm_head.weight".into(), "model.embeddings.weight".into()];
             Named { names, ..Named::plain("") }
         }
-        // The first layer has no values to go back to; candle takes the rank of all layers from it, and drops what it reads.
+        // The first layer has no earlier values to mix in. Candle takes the rank for all layers from these tensors and
+        // ignores their contents, so it gets those of layer 1.
         "blocks.0.att.v0" | "blocks.0.att.v1" | "blocks.0.att.v2" => named(&name.replace(".0.", ".1.")),
         name => {
             let ours = NAMES.ours(name).unwrap_or_else(|| name.into());
@@ -55,7 +57,7 @@ fn named(name: &str) -> Named {
     }
 }
 
-/// A model with its config, which the shape of states follows from.
+/// A model and its config, which determines the shape of its states.
 pub(super) struct Rwkv7 {
     config: Config,
     model: Model,

@@ -1,4 +1,4 @@
-//! The states of a pool's slots as tensors of candle.
+//! The states of a pool's slots, as candle tensors.
 
 use std::sync::Arc;
 
@@ -11,17 +11,17 @@ use crate::layout::StateLayout;
 use crate::memory::Denominators;
 use crate::pool::{Pool, SlotStates, TextLength};
 
-/// Slots for conversations that candle computes.
+/// A pool of slots for conversations that run on candle.
 pub type CandlePool = Pool<CandleStates>;
 
-/// The states of a pool's slots as tensors of candle.
+/// The states of a pool's slots, as candle tensors.
 #[derive(Debug)]
 pub struct CandleStates {
     shape: StateShape,
-    /// The state of an empty text.
+    /// The state of an empty sequence.
     empty: Vec<LayerState>,
     pub(super) texts: Vec<Vec<LayerState>>,
-    /// The threads that candle multiplies matrices with.
+    /// The threads that run candle's computations.
     pub(super) threads: Arc<ThreadPool>,
 }
 
@@ -40,7 +40,7 @@ impl Pool<CandleStates> {
 }
 
 impl CandleStates {
-    /// A layer's tensors that are its memory, and those that are its inputs.
+    /// Splits a layer's tensors into memory and inputs.
     fn parts<'a>(&self, layer: &'a LayerState) -> [&'a [Tensor]; 2] {
         layer.split_at(self.shape.memory.len()).into()
     }

@@ -1,4 +1,4 @@
-//! The tensors of a checkpoint as candle's models ask for them: under their names and in their shapes, in f32.
+//! Serves the tensors of a checkpoint to candle's models, under the names and in the shapes that they ask for, as f32.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -7,33 +7,33 @@ use candle_nn::{Init, VarBuilder};
 
 use crate::weights::{LoadError, Source, Weights};
 
-/// How a checkpoint has a tensor that a model asks for.
+/// How a checkpoint stores a tensor that a model asks for.
 #[derive(Clone, Debug)]
 pub(super) struct Named {
-    /// Its name; the first that the checkpoint has counts.
+    /// Candidate names; the first one in the checkpoint is used.
     pub(super) names: Vec<String>,
-    /// Whether the checkpoint has the matrix with rows for columns.
+    /// Whether the checkpoint stores the matrix transposed.
     pub(super) transposed: bool,
-    /// What its numbers are multiplied with.
+    /// The factor to multiply the values by.
     pub(super) scale: f32,
 }
 
 impl Named {
-    /// A tensor that is stored as it is.
+    /// A tensor that is stored unchanged under this name.
     pub(super) fn plain(name: &str) -> Self {
         Self { names: vec![name.to_owned()], transposed: false, scale: 1.0 }
     }
 }
 
-/// A checkpoint under the names of a model.
+/// A checkpoint, seen through the tensor names of a model.
 struct Tensors<'a> {
     source: &'a Source,
     named: fn(&str) -> Named,
-    /// Why the last tensor that could not be read was not.
+    /// Why the last failed read failed.
     failure: &'a Mutex<Option<LoadError>>,
 }
 
-/// Makes a model of candle from a checkpoint. `named` says how the checkpoint has a tensor.
+/// Builds a candle model from a checkpoint. `named` maps the model's tensor names to stored tensors.
 pub(super) fn load<M>(
     source: &Source,
     named: fn(&str) -> Named,
@@ -48,13 +48,13 @@ pub(super) fn load<M>(
 }
 
 impl Tensors<'_> {
-    /// The numbers of a tensor, and its shape. `wanted` may have other dimensions of 1 than the checkpoint.
+    /// Returns a tensor's values and shape. `wanted` may differ from the stored shape in dimensions of size 1.
     fn read(&self, name: &str, wanted: Option<&[usize]>) -> std::result::Result<(Vec<f32>, Vec<usize>), LoadError> {
         let Named { names, transposed, scale } = (self.named)(name);
         let stored = |name: &String| Some((name.clone(), self.source.shape(name)?.to_vec()));
         let (name, stored) = match names.iter().find_map(stored) {
             Some(found) => found,
-            // It is named as missing.
+            // The read below fails and reports the name as missing.
             None => (names.join(" or "), wanted.unwrap_or_default().to_vec()),
         };
         let turned = |mut shape: Vec<usize>| {
@@ -65,7 +65,7 @@ impl Tensors<'_> {
         };
         let shape = wanted.map_or_else(|| turned(stored.clone()), <[usize]>::to_vec);
         let longer = |shape: &[usize]| shape.iter().copied().filter(|&side| side != 1).collect::<Vec<_>>();
-        // A vector may be stored in rows of heads.
+        // A vector may be stored as one row per head.
         let is_vector = |shape: &[usize]| longer(shape).len() < 2;
         let as_many = stored.iter().product::<usize>() == shape.iter().product::<usize>();
         let own = turned(shape.clone());

@@ -1,6 +1,6 @@
 //! The header of a GGUF file: its metadata, and the name, shape, type and offset of each tensor. Counts and lengths are
-//! compared with the file before anything is allocated, and values stay in the file, so that a hostile header cannot take
-//! more memory than its keys and names. Every error about a tensor or a key names it.
+//! checked against the file size before anything is allocated, and values stay in the file, so a hostile header cannot
+//! take more memory than its keys and names do. Every error about a tensor or a key names it.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -11,25 +11,25 @@ use crate::weights::{Entry, Reading, Value, WeightType};
 
 /// The default of `general.alignment`.
 const ALIGNMENT: u64 = 32;
-/// The maximum number of dimensions in ggml.
+/// The maximum number of dimensions of a tensor in ggml.
 const DIMENSIONS: u32 = 4;
 /// The maximum depth of nested arrays; real files have one level.
 const DEPTH: u32 = 16;
-/// The maximum number of tensors; the largest models have some thousands.
+/// The maximum number of tensors; the largest models have a few thousand.
 const TENSORS: u64 = 1 << 16;
-/// The maximum number of keys; real files have some dozens.
+/// The maximum number of keys; real files have a few dozen.
 const KEYS: u64 = 1 << 16;
-/// The maximum length of a key or a tensor's name.
+/// The maximum length of a key or tensor name.
 const NAME: usize = 1024;
 
-/// What a file says before its tensors.
+/// The contents of a file before its tensor data.
 pub(super) struct Header {
     pub(super) metadata: BTreeMap<String, Value>,
     pub(super) entries: BTreeMap<String, Entry>,
 }
 
-/// One of ggml's types of numbers: the type in memory (`None` for a type that no layer supports), the type in the file if
-/// that is another one, and the name.
+/// Looks up a ggml data type. Returns the type in memory (`None` if no layer supports it), the type in the file if it
+/// differs, and the name.
 fn kind(number: u32) -> (Option<WeightType>, Option<GgmlDType>, String) {
     let kind = match number {
         0 => WeightType::F32,
@@ -43,7 +43,7 @@ fn kind(number: u32) -> (Option<WeightType>, Option<GgmlDType>, String) {
     (Some(kind), None, kind.name().to_uppercase())
 }
 
-/// A type that has no kernel: of those that are common, the numbers become q8_0.
+/// Looks up a type that has no kernel. Common ones are converted to q8_0.
 fn without_kernel(number: u32) -> (Option<WeightType>, Option<GgmlDType>, String) {
     let (from, name) = match number {
         3 => (GgmlDType::Q4_1, "Q4_1"),
@@ -58,7 +58,7 @@ fn without_kernel(number: u32) -> (Option<WeightType>, Option<GgmlDType>, String
     (Some(WeightType::Q8_0), Some(from), name.into())
 }
 
-/// Reads the header of a whole file in memory.
+/// Reads the header from the bytes of a whole file.
 pub(super) fn header(bytes: &[u8]) -> Result<Header, String> {
     let mut cursor = Cursor { bytes, at: 0, what: "the head" };
     if cursor.take(4)? != b"GGUF" {
@@ -113,7 +113,7 @@ pub(super) fn header(bytes: &[u8]) -> Result<Header, String> {
     Ok(Header { metadata, entries })
 }
 
-/// The description of a tensor in the header.
+/// A tensor as the header describes it.
 struct Described {
     name: String,
     shape: Vec<u64>,
@@ -121,7 +121,7 @@ struct Described {
     offset: u64,
 }
 
-/// Finds the bytes of a tensor in the file.
+/// Finds the bytes of a tensor in the file, and checks that they lie within it.
 fn locate(tensor: Described, data: usize, alignment: usize, length: usize) -> Result<(String, Entry), String> {
     let Described { name, shape, number, offset } = tensor;
     let (kind, repacked, stored) = kind(number);
@@ -147,7 +147,7 @@ fn locate(tensor: Described, data: usize, alignment: usize, length: usize) -> Re
     Ok((name, Entry { kind, repacked, stored, shape, range: start..end, reading: Reading::Plain }))
 }
 
-/// Refuses tensors that overlap: a wrong offset inside the file points into another tensor.
+/// Rejects overlapping tensors: a wrong offset that stays inside the file points into another tensor.
 pub(super) fn apart(entries: &BTreeMap<String, Entry>) -> Result<(), String> {
     let mut ranges: Vec<(&Range<usize>, &String)> = entries.iter().map(|(name, entry)| (&entry.range, name)).collect();
     ranges.sort_by_key(|(range, _)| (range.start, range.end));
@@ -157,11 +157,11 @@ pub(super) fn apart(entries: &BTreeMap<String, Entry>) -> Result<(), String> {
     }
 }
 
-/// A cursor over the header.
+/// A cursor over the bytes of the header.
 struct Cursor<'a> {
     bytes: &'a [u8],
     at: usize,
-    /// The section being read, for the error if the file ends in it.
+    /// The section being read, for the error when the file ends within it.
     what: &'static str,
 }
 
@@ -192,7 +192,7 @@ impl<'a> Cursor<'a> {
         self.take(length)
     }
 
-    /// A key, or the name of a tensor.
+    /// Reads a key or a tensor name.
     fn name(&mut self, what: &str) -> Result<String, String> {
         let bytes = self.string()?;
         if bytes.len() > NAME {
@@ -201,7 +201,7 @@ impl<'a> Cursor<'a> {
         std::str::from_utf8(bytes).map(Into::into).map_err(|_| format!("has {what} that is not UTF-8"))
     }
 
-    /// A value of the metadata. Texts and arrays stay in the file.
+    /// Reads a metadata value. Strings and arrays stay in the file.
     fn value(&mut self, kind: u32) -> Result<Value, String> {
         Ok(match kind {
             0 => Value::Unsigned(u8::from_le_bytes(self.number()?).into()),
@@ -210,7 +210,7 @@ impl<'a> Cursor<'a> {
             3 => Value::Signed(i16::from_le_bytes(self.number()?).into()),
             4 => Value::Unsigned(self.u32()?.into()),
             5 => Value::Signed(i32::from_le_bytes(self.number()?).into()),
-            // Widened by way of its digits, as if it had been written in JSON.
+            // Widened through its decimal digits, as if it had been written in JSON.
             6 => Value::Float(f32::from_le_bytes(self.number()?).to_string().parse().unwrap_or(f64::NAN)),
             7 => Value::Bool(self.number::<1>()? != [0]),
             8 => {
@@ -233,20 +233,20 @@ impl<'a> Cursor<'a> {
         Ok(match kind {
             4 | 5 => Value::Words(range),
             6 => Value::Floats(range),
-            // Every text has at least eight bytes of the file.
+            // Every string takes at least eight bytes of the file, which bounds the count.
             8 => Value::Texts(count as usize, range),
             _ => Value::Array,
         })
     }
 
-    /// Skips values of one type.
+    /// Skips `count` values of one type.
     fn skip(&mut self, kind: u32, count: u64, depth: u32) -> Result<(), String> {
         let size: u64 = match kind {
             0 | 1 | 7 => 1,
             2 | 3 => 2,
             4..=6 => 4,
             10..=12 => 8,
-            // Every text and array has at least eight bytes, so that a count past the end of the file fails early.
+            // Every string and array takes at least eight bytes, so a count beyond the end of the file fails early.
             8 => return (0..count).try_for_each(|_| self.string().map(drop)),
             9 if depth == 0 => return Err("has arrays in arrays past all bounds".into()),
             9 => {
@@ -266,7 +266,7 @@ impl<'a> Cursor<'a> {
         if dimensions > DIMENSIONS {
             return Err(format!("{name} must have at most {DIMENSIONS} dimensions, found {dimensions}"));
         }
-        // ggml's first dimension is the innermost.
+        // ggml lists the innermost dimension first.
         let mut shape = (0..dimensions).map(|_| self.u64()).collect::<Result<Vec<_>, _>>()?;
         shape.reverse();
         Ok(Described { name, shape, number: self.u32()?, offset: self.u64()? })

@@ -1,7 +1,8 @@
-//! A checkpoint: a folder as on the Hugging Face hub, with `config.json` and `model.safetensors`, in one file or
-//! several, or, quantised, `model.gguf`; or one file that is a whole model: GGUF as llama.cpp writes it, or RWKV-7's tensors as
-//! its author publishes them.
-//! All of it is checked before any of it is loaded.
+//! Loads checkpoints. A checkpoint is a folder as on the Hugging Face hub, with `config.json` and `model.safetensors`
+//! (one file or several shards) or, quantized, `model.gguf`; or one file that is a whole model: GGUF as llama.cpp
+//! writes it, or RWKV-7's tensors as its author publishes them.
+//!
+//! Everything is checked before any weight is loaded.
 
 mod gguf;
 mod native;
@@ -33,11 +34,11 @@ fn load_config(folder: &Path) -> Result<DecoderConfig, LoadError> {
     Ok(DecoderConfig::from_json(&text)?)
 }
 
-/// Loads a checkpoint folder, or a file that is a whole model ([`FileKind`]); weights keep their stored type (types without a kernel
-/// become q8_0). If the folder has both files of weights, this reads `model.safetensors`.
+/// Loads a checkpoint folder, or a file that is a whole model ([`FileKind`]). Weights keep their stored type, except
+/// that types without a kernel become q8_0. If a folder has both kinds of weight files, `model.safetensors` is used.
 ///
 /// # Errors
-/// [`LoadError`] when a tensor is missing or unknown, or has another shape or type than the config asks for.
+/// [`LoadError`] when a tensor is missing, unknown, or has a different shape or type than the config asks for.
 pub fn load(model: &Path, device: &Device) -> Result<Decoder, LoadError> {
     if !device.is_cpu() {
         return Err(LoadError::Device);
@@ -45,8 +46,8 @@ pub fn load(model: &Path, device: &Device) -> Result<Decoder, LoadError> {
     load_with(model, None)
 }
 
-/// [`load`] with all matrices of floats converted to another type, or to f16 where their rows are not whole blocks of it:
-/// the same as [`load`] of a quantised copy.
+/// Like [`load`], but converts all float matrices to type `weights`, or to f16 if their rows are not whole blocks of
+/// it. The result is the same as [`load`] of a quantized copy.
 ///
 /// # Errors
 /// As for [`load`].
@@ -58,7 +59,7 @@ fn load_with(model: &Path, weights: Option<WeightType>) -> Result<Decoder, LoadE
     Stored::open(model)?.decoder_with(weights)
 }
 
-/// [`load`] for a decoder on another device.
+/// Like [`load`], for a decoder on another device.
 #[cfg(feature = "cuda")]
 pub(crate) fn load_onto<D>(
     model: &Path,
@@ -68,11 +69,11 @@ pub(crate) fn load_onto<D>(
     new(config, &Weights::new(&Source::File(file, None)))
 }
 
-/// The files of weights that [`load`] reads: of a folder `model.safetensors`, or else those that
+/// Returns the weight files that [`load`] reads. For a folder: `model.safetensors`, or else the files that
 /// `model.safetensors.index.json` lists, or else `model.gguf`.
 ///
 /// # Errors
-/// [`LoadError`] when the list cannot be read or is wrong.
+/// [`LoadError`] when the index cannot be read or is wrong.
 pub fn weights_files(model: &Path) -> Result<Vec<PathBuf>, LoadError> {
     if model.is_file() {
         return Ok(vec![model.into()]);
@@ -84,7 +85,7 @@ pub fn weights_files(model: &Path) -> Result<Vec<PathBuf>, LoadError> {
     Ok(vec![if quantised.exists() && !floats.exists() { quantised } else { floats }])
 }
 
-/// The tensors in the safetensors of a folder, whatever its config asks for.
+/// The tensors in a folder's safetensors files, not checked against a config.
 pub(crate) fn unchecked(folder: &Path) -> Result<Source, LoadError> {
     let files = weights_files(folder)?;
     if let [path] = files.as_slice()
@@ -96,30 +97,30 @@ pub(crate) fn unchecked(folder: &Path) -> Result<Source, LoadError> {
     Ok(Source::File(Arc::new(safetensors(&files)?), None))
 }
 
-/// A checkpoint that has passed the checks of [`load`], without a model.
+/// A checkpoint that has passed the checks of [`load`]; no model has been built.
 #[derive(Debug)]
 pub struct Stored {
     config: DecoderConfig,
     file: Arc<File>,
 }
 
-/// A tensor of a checkpoint's file.
+/// A tensor in a checkpoint file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoredTensor<'a> {
     /// The name.
     pub name: &'a str,
-    /// The type of its numbers.
+    /// The element type.
     pub kind: WeightType,
     /// The dimensions.
     pub shape: &'a [usize],
-    /// Bytes in the file.
+    /// Size in the file, in bytes.
     pub bytes: usize,
-    /// Whether quantisation converts it. All other tensors stay floats.
+    /// Whether quantization converts it. All other tensors stay floats.
     pub quantised: bool,
 }
 
 impl Stored {
-    /// Reads the config and the header of the weights, and compares them.
+    /// Reads the config and the headers of the weight files, and checks them against each other.
     ///
     /// # Errors
     /// As for [`load`].
@@ -137,7 +138,7 @@ impl Stored {
         Ok(Self { config, file: Arc::new(file) })
     }
 
-    /// [`Self::open`] of one file.
+    /// [`Self::open`] for a single-file model.
     fn whole(path: &Path) -> Result<Self, LoadError> {
         let (file, described) = match FileKind::of(path)? {
             FileKind::Gguf => {
@@ -166,7 +167,7 @@ impl Stored {
         &self.config
     }
 
-    /// The tensors, as they are stored.
+    /// The source of the stored tensors.
     pub(crate) fn source(&self) -> Source {
         Source::File(Arc::clone(&self.file), None)
     }
@@ -180,7 +181,7 @@ impl Stored {
         })
     }
 
-    /// The decoder, as [`load`] loads it.
+    /// Builds the decoder, as [`load`] does.
     ///
     /// # Errors
     /// As for [`load`].
@@ -192,8 +193,8 @@ impl Stored {
         Decoder::new(self.config.clone(), &Weights::new(&Source::File(Arc::clone(&self.file), weights)))
     }
 
-    /// The types without a kernel that become another type in memory, and what that costs. Reads the tensors for which
-    /// [`Self::decoder`] has not measured it.
+    /// Lists the stored types that have no kernel and become another type in memory, and the error this adds. Reads the
+    /// tensors that [`Self::decoder`] has not already measured.
     ///
     /// # Errors
     /// A tensor cannot be repacked.
@@ -210,24 +211,24 @@ impl Stored {
         Ok(all.into_values().collect())
     }
 
-    /// A tensor's numbers, row-major.
+    /// A tensor's values, row-major.
     ///
     /// # Errors
-    /// [`LoadError::Tensors`] when there is no tensor of that name, or it is quantised.
+    /// [`LoadError::Tensors`] when there is no tensor of that name, or it is quantized.
     pub fn floats(&self, name: &str) -> Result<Vec<f32>, LoadError> {
         let shape = self.file.entries.get(name).map_or(&[][..], |entry| &entry.shape);
         Weights::new(&Source::File(Arc::clone(&self.file), None)).numbers(name, shape)
     }
 }
 
-/// The name of a file of unquantised weights.
+/// The name of a file of unquantized weights.
 pub const SAFETENSORS: &str = "model.safetensors";
-/// The name of a file of quantised weights.
+/// The name of a file of quantized weights.
 pub const GGUF: &str = "model.gguf";
-/// The name of the config of a folder.
+/// The name of a folder's config file.
 const CONFIG: &str = "config.json";
 
-/// Reads the metadata of a GGUF file. Nothing else in it is checked.
+/// Reads the metadata of a GGUF file. Does not check the tensors against a config.
 ///
 /// # Errors
 /// [`LoadError`] when the file cannot be read or breaks the format.
@@ -235,7 +236,7 @@ pub fn metadata(path: &Path) -> Result<Metadata, LoadError> {
     whole::parse(name(path), Arc::new(map(path)?)).map(|(_, metadata)| metadata)
 }
 
-/// A file's name, for messages.
+/// A path's file name, for messages.
 fn name(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
@@ -245,18 +246,18 @@ fn name(path: &Path) -> String {
 pub enum FileKind {
     /// GGUF, with a vocabulary.
     Gguf,
-    /// PyTorch's archive of RWKV-7's tensors, with the vocabulary beside it.
+    /// RWKV-7's tensors in PyTorch's archive format, with the vocabulary file next to it.
     Pth,
-    /// The same tensors in safetensors.
+    /// RWKV-7's tensors in safetensors.
     Safetensors,
 }
 
 impl FileKind {
-    /// By how a file begins; safetensors, which begin with a length, by the name. Whatever else it is counts as GGUF, which
-    /// says what is wrong.
+    /// Detects the kind: safetensors, which begin with a length, by file name; the others by their first bytes (`.pth`
+    /// also by name). Anything else counts as GGUF, whose reader reports what is wrong.
     ///
     /// # Errors
-    /// The file cannot be read, or is of a kind that PyTorch no longer writes.
+    /// The file cannot be read, or has a format that PyTorch no longer writes.
     pub fn of(path: &Path) -> Result<Self, LoadError> {
         let (failed, mut head) = (|source| LoadError::Io { path: path.to_owned(), source }, Vec::new());
         std::fs::File::open(path).map_err(failed)?.take(16).read_to_end(&mut head).map_err(failed)?;
@@ -283,14 +284,14 @@ fn map(path: &Path) -> Result<Mmap, LoadError> {
     unsafe { Mmap::map(&file) }.map_err(failed)
 }
 
-/// Maps files of safetensors that belong together, and reads their headers.
+/// Maps the safetensors files of one checkpoint, and reads their headers.
 fn safetensors(paths: &[PathBuf]) -> Result<File, LoadError> {
     let (mut parts, mut entries, mut end): (Vec<Bytes>, _, _) = (Vec::new(), BTreeMap::new(), 0);
     for path in paths {
         let bytes = map(path)?;
         let broken = |reason: String| LoadError::Format { file: name(path), reason };
         let (header, metadata) = SafeTensors::read_metadata(&bytes).map_err(|error| broken(error.to_string()))?;
-        // Eight bytes with its length come before the header.
+        // The header follows an eight-byte length.
         let start = end + header + 8;
         for (name, info) in metadata.tensors() {
             let kind = match info.dtype {
@@ -322,19 +323,19 @@ fn gguf(path: &Path) -> Result<File, LoadError> {
     Ok(File { name: GGUF.into(), config: CONFIG, parts, entries, errors: Errors::default() })
 }
 
-/// The tensors that a config asks for, with their shapes: the contract between trainer and server.
+/// Returns the tensors that a config asks for, with their shapes: the contract between trainer and server.
 pub fn tensors(config: &DecoderConfig) -> BTreeMap<String, Vec<usize>> {
     schema::tensors(config).all.into_iter().map(|(name, tensor)| (name, tensor.shape)).collect()
 }
 
-/// The types that a tensor may have: all of them if quantisation converts it.
+/// Lists the types that a tensor may have: all of them if quantization converts it, else the float types.
 fn supported(quantised: bool) -> String {
     let kinds = WeightType::ALL.into_iter().filter(|kind| quantised || !kind.is_quantised());
     kinds.map(|kind| kind.name().to_uppercase()).collect::<Vec<_>>().join(", ")
 }
 
-/// Compares the file's header with the tensors that the config asks for; reads no tensor. `unknown` are names that the
-/// family does not have, and `shown` is the name of a tensor in the file.
+/// Checks the file's header against the tensors that the config asks for, without reading any tensor. `unknown` lists
+/// names that the family does not have; `shown` maps one of our names to the name in the file.
 fn check(
     config: &DecoderConfig,
     file: &File,
@@ -360,7 +361,7 @@ fn check(
     }
     let mut missing: BTreeSet<String> = expected.keys().map(|name| shown(name)).collect();
     for (name, entry) in extra {
-        // One tensor of the file may be several of ours, if it has their shape.
+        // A stored tensor can stand for several of ours, but is only split if its shape is right.
         if missing.remove(&name) {
             problems.push(format!("{name} has shape {:?}, which is not that of the model", entry.shape));
         } else {
@@ -369,7 +370,7 @@ fn check(
     }
     problems.extend(missing.iter().map(|name| format!("missing tensor {name}")));
     problems.sort();
-    // One tensor of the file may be wrong for several of ours.
+    // The same stored tensor can be wrong for several of ours.
     problems.dedup();
     for names in stacks {
         let mut kinds = names.iter().filter_map(|name| file.entries.get(name)).map(|entry| entry.kind);

@@ -1,4 +1,4 @@
-//! Weights in several files, as the Hugging Face hub has those of large models.
+//! Weights that are split into several files, as the Hugging Face hub stores large models.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -7,20 +7,20 @@ use serde::Deserialize;
 
 use crate::weights::LoadError;
 
-/// The name of the file that lists them.
+/// The name of the file that lists the shards.
 pub const INDEX: &str = "model.safetensors.index.json";
 
-/// What is read of it.
+/// The part of the index that is read.
 #[derive(Deserialize)]
 struct Index {
     /// The file of each tensor.
     weight_map: BTreeMap<String, String>,
 }
 
-/// The names of the files that an index lists, in order. They are in the index's folder.
+/// Returns the names of the files that an index lists, sorted. They are in the index's folder.
 ///
 /// # Errors
-/// [`LoadError`] when the index cannot be read or is wrong, or names no files, or files elsewhere.
+/// [`LoadError`] when the index cannot be read or is wrong, names no files, or names files outside its folder.
 pub fn shards(index: &Path) -> Result<Vec<String>, LoadError> {
     let text = std::fs::read_to_string(index).map_err(|source| LoadError::Io { path: index.into(), source })?;
     let broken = |reason: String| LoadError::Format { file: INDEX.into(), reason };

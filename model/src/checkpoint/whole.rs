@@ -1,5 +1,5 @@
-//! A GGUF file as llama.cpp writes it, which is a whole model: its metadata have what a folder has in `config.json`, and
-//! its tensors have llama.cpp's names, which messages use too.
+//! A GGUF file as llama.cpp writes it, which is a whole model: its metadata takes the place of `config.json`, and its
+//! tensors have llama.cpp's names, which error messages use too.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ pub fn gguf_architectures() -> impl Iterator<Item = &'static str> {
     GGUF_FAMILIES.iter().map(|family| family.architecture)
 }
 
-/// A file's tensors, under its names, and its metadata.
+/// Reads a file's metadata and its tensors, under the names in the file.
 pub(super) fn parse(name: String, bytes: Bytes) -> Result<(File, Metadata), LoadError> {
     let header = gguf::header((*bytes).as_ref());
     let header = header.map_err(|reason| LoadError::Format { file: name.clone(), reason })?;
@@ -23,15 +23,15 @@ pub(super) fn parse(name: String, bytes: Bytes) -> Result<(File, Metadata), Load
     Ok((File { name, config: "its metadata", parts, entries, errors: Errors::default() }, metadata))
 }
 
-/// What the metadata describe.
+/// The model that the metadata describes.
 pub(super) struct Described {
     pub(super) config: DecoderConfig,
     pub(super) names: &'static TensorNames,
-    /// The tensors that the family does not have.
+    /// Tensors that the family does not have.
     pub(super) unknown: Vec<String>,
 }
 
-/// Reads the config in the metadata, and gives the tensors our names and shapes.
+/// Reads the config from the metadata, and gives the tensors our names and shapes.
 pub(super) fn describe(file: &mut File, metadata: &Metadata) -> Result<Described, LoadError> {
     let described = config(metadata, &file.entries);
     let (family, config) = described.map_err(|reason| LoadError::Format { file: file.name.clone(), reason })?;
@@ -39,7 +39,7 @@ pub(super) fn describe(file: &mut File, metadata: &Metadata) -> Result<Described
     Ok(Described { config, names: &family.names, unknown })
 }
 
-/// Gives a file's tensors our names and shapes; the result are those that the family does not have.
+/// Gives a file's tensors our names and shapes. Returns the tensors that the family does not have.
 pub(super) fn renamed(file: &mut File, names: &TensorNames, config: &DecoderConfig) -> Vec<String> {
     let (entries, unknown) = names.rename(std::mem::take(&mut file.entries));
     file.entries = entries;
@@ -53,8 +53,8 @@ pub(super) fn renamed(file: &mut File, names: &TensorNames, config: &DecoderConf
     unknown
 }
 
-/// Whether two shapes are those of the same numbers: others write tensors with and without dimensions of 1, and vectors
-/// whole or in rows of heads or groups.
+/// Returns whether two shapes can hold the same tensor: published files include or omit dimensions of size 1, and store
+/// vectors whole or as rows of heads or groups.
 fn is_same(theirs: &[usize], ours: &[usize]) -> bool {
     let is_vector = |shape: &[usize]| product(shape) == shape.iter().max().copied();
     let longer = |shape: &[usize]| shape.iter().copied().filter(|&side| side != 1).collect::<Vec<_>>();
@@ -67,7 +67,7 @@ fn product(shape: &[usize]) -> Option<usize> {
     shape.iter().try_fold(1usize, |n, &side| n.checked_mul(side))
 }
 
-/// The family and the config, or why there are none.
+/// Returns the family and the config, or why the metadata describes none.
 fn config(
     metadata: &Metadata,
     entries: &BTreeMap<String, Entry>,

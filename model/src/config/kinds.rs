@@ -1,23 +1,23 @@
-//! The enumerations of `config.json`.
+//! The enums of `config.json`.
 
 use serde::{Deserialize, Serialize};
 
-/// The mixer of every layer: [`crate::mixers`] has a folder for each.
+/// The mixer of every layer. [`crate::mixers`] has a folder for each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Attention {
     /// Random feature attention (Peng et al., ICLR 2021), with or without the gate.
     Rfa,
-    /// Softmax attention to the last `sliding_window` tokens, whose keys and values are the state. It ignores
+    /// Softmax attention over the last `sliding_window` tokens, whose keys and values are the state. It ignores
     /// `feature_map`, `gate`, `proj_dim` and `denominator_eps`.
     Softmax,
-    /// Softmax attention to the last `sliding_window` tokens and random feature attention to all older ones, in one
-    /// normaliser.
+    /// Softmax attention over the last `sliding_window` tokens and random feature attention over all older ones, with a
+    /// joint normalizer.
     Hybrid,
-    /// RWKV-7 "Goose" (Peng et al., 2025): the generalised delta rule, token shift and a channel mix. Only where
+    /// RWKV-7 "Goose" (Peng et al., 2025): the generalized delta rule, token shift and a channel mix. Only if
     /// `model_type` is `rwkv7`.
     Rwkv7,
-    /// Mamba-2 (Dao and Gu, 2024): a state-space model with one decay per head. Only where `model_type` is `mamba2`.
+    /// Mamba-2 (Dao and Gu, 2024): a state-space model with one decay per head. Only if `model_type` is `mamba2`.
     Mamba2,
 }
 
@@ -29,10 +29,10 @@ pub enum FeatureMap {
     Gaussian,
     /// `sqrt(1/D) ReLU(W x)` on unit-length `x` (Peng et al., 2021, appendix A; Cho and Saul, 2009).
     ArcCosine,
-    /// `elu(x) + 1`, number by number, with nothing random (Katharopoulos et al., 2020, equation 7).
+    /// `elu(x) + 1` element-wise, without random vectors (Katharopoulos et al., 2020, equation 7).
     Elu,
-    /// FAVOR+: `sqrt(1/D) exp(W y - |y|^2 / 2)` with `y = x d^(-1/4)`, rows of W orthogonal (Choromanski et al., 2021,
-    /// equation 7).
+    /// FAVOR+: `sqrt(1/D) exp(W y - |y|^2 / 2)` with `y = x d^(-1/4)` and orthogonal rows of W (Choromanski et al.,
+    /// 2021, equation 7).
     Favor,
 }
 
@@ -47,12 +47,12 @@ impl FeatureMap {
         }
     }
 
-    /// Whether `x` is made unit length and `W = sigma . W~` with a learned sigma.
+    /// Whether `x` is normalized to unit length, and `W = sigma . W~` with a learned sigma.
     pub fn has_sigma(self) -> bool {
         matches!(self, Self::Gaussian | Self::ArcCosine)
     }
 
-    /// Features of a head (F), from its random vectors (D) and the length of its queries and keys (d).
+    /// Number of features per head (F), given its random vectors (D) and the length of its queries and keys (d).
     pub fn features(self, proj_dim: usize, head_dim: usize) -> usize {
         match self {
             Self::Gaussian => 2 * proj_dim,
@@ -66,15 +66,15 @@ impl FeatureMap {
         self != Self::Elu
     }
 
-    /// Whether products of features may be negative, so that the denominator may be 0 or below while values are added.
-    /// It then has a floor, a share of the weight seen. Where no feature is negative the output is a mean of values,
-    /// however small the denominator, and the smallest normal number is floor enough.
+    /// Whether products of features can be negative, so that the denominator can fall to 0 or below as values are
+    /// added. Such maps need a floor, which is a share of the weight seen so far. If no feature is negative, the output
+    /// is a mean of values however small the denominator is, and the smallest normal number is floor enough.
     pub fn has_floor(self) -> bool {
         self == Self::Gaussian
     }
 
-    /// Whether a head remembers the maximum of its keys: the logarithm of their largest feature, which S and z are
-    /// relative to.
+    /// Whether a head keeps the maximum of its keys: the logarithm of their largest feature, which S and z are relative
+    /// to.
     pub fn has_maximum(self) -> bool {
         self == Self::Favor
     }
@@ -84,9 +84,9 @@ impl FeatureMap {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PositionEmbedding {
-    /// Not at all: the recurrence and the gate depend on the order.
+    /// No position encoding: the recurrence and the gate depend on the order of tokens.
     None,
-    /// Rotary angles on `q` and `k`.
+    /// Rotary position embedding of `q` and `k`.
     Rope,
 }
 

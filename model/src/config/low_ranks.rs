@@ -2,16 +2,16 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The ranks of the maps that make vectors from a token's input.
+/// The ranks of the low-rank maps that compute vectors from a token's input.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LowRanks {
-    /// Of the decay (w).
+    /// Rank of the decay (w).
     pub decay: usize,
-    /// Of the learning rate in context (a).
+    /// Rank of the in-context learning rate (a).
     pub a: usize,
-    /// Of the share of the first layer's values (v).
+    /// Rank of the share of the first layer's values (v).
     pub v: usize,
-    /// Of the gate (g).
+    /// Rank of the gate (g).
     pub gate: usize,
 }

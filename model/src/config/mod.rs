@@ -1,8 +1,8 @@
 //! `config.json`: its keys, their defaults, and the bounds that all model families share. `schema` reads a config and
-//! asks its family for the rest.
+//! has its family check the rest.
 //!
-//! Keys that Llama has too have Hugging Face's names. Unknown keys are refused: a misspelt key must not silently mean
-//! its default.
+//! Keys that Llama also has use Hugging Face's names. Unknown keys are rejected: a misspelled key must not silently
+//! mean its default.
 
 use std::fmt::Display;
 
@@ -19,21 +19,21 @@ pub use low_ranks::LowRanks;
 pub use source::SourceConfig;
 pub use state_space::StateSpace;
 
-/// Why a `config.json` was refused; the message names the field and its bound.
+/// Why a `config.json` was rejected. The message names the field and its bound.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// Not JSON, a missing or unknown key, or a value of the wrong type.
     #[error("config.json: {0}")]
     Key(#[from] serde_path_to_error::Error<serde_json::Error>),
-    /// Something follows the JSON.
+    /// Trailing data after the JSON value.
     #[error("config.json: {0}")]
     Json(#[from] serde_json::Error),
-    /// A value out of its bounds.
+    /// A value outside its bounds.
     #[error("config.json: {field} must be {bound}, found {found}")]
     Bound {
         /// The key in `config.json`.
         field: &'static str,
-        /// The values that are accepted.
+        /// The accepted values.
         bound: String,
         /// The value in the file.
         found: String,
@@ -41,20 +41,20 @@ pub enum ConfigError {
 }
 
 impl ConfigError {
-    /// A value out of its bounds.
+    /// Makes a [`Self::Bound`] error.
     pub(crate) fn bound(field: &'static str, bound: impl Into<String>, found: impl Display) -> Self {
         Self::Bound { field, bound: bound.into(), found: format!("{found}") }
     }
 }
 
-/// Optional keys whose absence means something else than their default.
+/// Optional keys that mean something other than their default when absent.
 #[derive(Deserialize)]
 pub(crate) struct GivenKeys {
     pub(crate) position_embedding: Option<IgnoredAny>,
     pub(crate) proj_dim: Option<IgnoredAny>,
 }
 
-/// The shape and family of a decoder, as in `config.json`.
+/// The shape and family of a decoder, as read from `config.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DecoderConfig {
@@ -64,23 +64,23 @@ pub struct DecoderConfig {
     /// Hugging Face's class names; ignored.
     #[serde(default)]
     pub architectures: Vec<String>,
-    /// Tokens in the vocabulary.
+    /// Number of tokens in the vocabulary.
     pub vocab_size: usize,
     /// Width of the residual stream.
     pub hidden_size: usize,
-    /// Width inside the feed-forward part; in Mamba-2, which has none, that of all heads.
+    /// Width inside the feed-forward part. Mamba-2 has none; there it is the width of all heads.
     pub intermediate_size: usize,
-    /// Layers of the decoder.
+    /// Number of decoder layers.
     pub num_hidden_layers: usize,
-    /// Heads of each attention layer.
+    /// Number of heads per attention layer.
     pub num_attention_heads: usize,
-    /// Length of a head's queries, keys and values (d); default `hidden_size / num_attention_heads`.
+    /// Length of a head's queries, keys and values (d); defaults to `hidden_size / num_attention_heads`.
     #[serde(default)]
     pub head_dim: usize,
-    /// Activation of the feed-forward part: `silu`, in RWKV-7 `sqrelu`.
+    /// Activation of the feed-forward part: `silu`, or `sqrelu` for RWKV-7.
     #[serde(default = "silu")]
     pub hidden_act: String,
-    /// Added to the mean square under RMSNorm's root, or to the variance under a layer norm's.
+    /// Epsilon, added to the mean square in RMSNorm or to the variance in layer norm.
     #[serde(default = "rms_norm_eps")]
     pub rms_norm_eps: f64,
     /// Whether the output head shares the embedding's matrix.
@@ -92,29 +92,30 @@ pub struct DecoderConfig {
     /// The feature map of random feature attention.
     #[serde(default = "gaussian")]
     pub feature_map: FeatureMap,
-    /// Tokens that softmax attention reads, the newest included. Required for `softmax` and `hybrid`, refused for `rfa`.
+    /// Tokens that softmax attention covers, including the newest. Required for `softmax` and `hybrid`, rejected for
+    /// `rfa`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sliding_window: Option<usize>,
-    /// Whether a learned gate forgets (RFA-Gate).
+    /// Whether a learned gate decays the state (RFA-Gate).
     #[serde(default = "yes")]
     pub gate: bool,
-    /// Random vectors of a head (D). 0 or absent for `softmax` and for the `elu` map.
+    /// Number of random vectors per head (D). 0 or absent for `softmax` and for the `elu` map.
     #[serde(default)]
     pub proj_dim: usize,
-    /// Lower bound of the denominator of gaussian features, as a share of the weight seen so far: their products may be 0
-    /// or negative. The features of the other maps are not negative and need no bound.
+    /// Lower bound of the denominator for Gaussian features, as a share of the weight seen so far, because products of
+    /// these features can be 0 or negative. Features of the other maps are not negative and need no bound.
     #[serde(default = "denominator_eps")]
     pub denominator_eps: f64,
-    /// Whether an RMSNorm follows each head.
+    /// Whether each head's output goes through an RMSNorm.
     #[serde(default)]
     pub output_norm: bool,
-    /// Taps of the causal convolution on q, k and v (in Mamba-2 on x, B and C), 2 to 16; 0 for no convolution.
+    /// Kernel size of the causal convolution on q, k and v (Mamba-2: on x, B and C), 2 to 16; 0 for no convolution.
     #[serde(default)]
     pub conv_kernel: usize,
-    /// How positions are encoded; the default is `rope` for `softmax` and `hybrid`, `none` for `rfa`.
+    /// The position encoding; defaults to `rope` for `softmax` and `hybrid`, to `none` for `rfa`.
     #[serde(default = "no_position")]
     pub position_embedding: PositionEmbedding,
-    /// Base of the rotary angles.
+    /// Base of the rotary frequencies.
     #[serde(default = "rope_theta")]
     pub rope_theta: f64,
     /// Ranks of the low-rank maps of RWKV-7; only for `rwkv7`.
@@ -123,22 +124,22 @@ pub struct DecoderConfig {
     /// The shape of Mamba-2's layers; only for `mamba2`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state_space: Option<StateSpace>,
-    /// Layers of the encoder; only for `rfa_seq2seq`.
+    /// Number of encoder layers; only for `rfa_seq2seq`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub encoder_layers: Option<usize>,
     /// Maximum number of tokens of a source; only for `rfa_seq2seq`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_source_positions: Option<usize>,
-    /// The first token that the decoder reads; only for `rfa_seq2seq`.
+    /// The token that the decoder starts with; only for `rfa_seq2seq`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decoder_start_token_id: Option<u32>,
-    /// The first token of every text.
+    /// The token that starts every text.
     #[serde(default)]
     pub bos_token_id: Option<u32>,
     /// The tokens that end a text.
     #[serde(default)]
     pub eos_token_id: TokenIds,
-    /// The dtype of the weights when they were written; ignored, because each tensor has its own.
+    /// The dtype of the weights when they were saved; ignored, because each tensor records its own.
     #[serde(default)]
     pub torch_dtype: Option<String>,
 }
@@ -168,7 +169,7 @@ fn rope_theta() -> f64 {
     10_000.0
 }
 
-/// Refuses a value outside `low..=high`.
+/// Rejects a value outside `low..=high`.
 pub(crate) fn within<T: Copy + PartialOrd + Display>(
     field: &'static str,
     value: T,
@@ -184,7 +185,7 @@ const WINDOW_MAX: usize = 1 << 24;
 /// Maximum of `proj_dim`.
 pub(crate) const PROJ_DIM_MAX: usize = 4096;
 
-/// The text of a `config.json` as JSON; an error names its key.
+/// Parses the text of a `config.json` as JSON. Errors name the key.
 pub(crate) fn parse<T: DeserializeOwned>(text: &str) -> Result<T, ConfigError> {
     let mut json = serde_json::Deserializer::from_str(text);
     let value = serde_path_to_error::deserialize(&mut json)?;
@@ -198,17 +199,18 @@ impl DecoderConfig {
         self.num_attention_heads * self.head_dim
     }
 
-    /// The least denominator of random feature attention, as a share of the weight seen; 0 where no feature is negative.
+    /// The minimum denominator of random feature attention, as a share of the weight seen; 0 if no feature can be
+    /// negative.
     pub(crate) fn denominator_floor(&self) -> f64 {
         if self.feature_map.has_floor() { self.denominator_eps } else { 0.0 }
     }
 
-    /// Tokens that softmax attention reads back, at least 1.
+    /// Tokens that softmax attention covers, at least 1.
     pub(crate) fn window(&self) -> usize {
         self.sliding_window.unwrap_or(1)
     }
 
-    /// Checks the bounds of `sliding_window`, for a mixer that has one.
+    /// Checks the bounds of `sliding_window`, for mixers that need one.
     pub(crate) fn check_window(&self) -> Result<(), ConfigError> {
         match self.sliding_window {
             Some(window) => within("sliding_window", window, 1, WINDOW_MAX),
@@ -216,7 +218,7 @@ impl DecoderConfig {
         }
     }
 
-    /// Refuses what only layers with q, k and v have, for a family without them.
+    /// Rejects keys that only apply to layers with q, k and v, for a family without such layers.
     pub(crate) fn check_without_attention(&self) -> Result<(), ConfigError> {
         let kind = &self.model_type;
         let refused = |field, bound: &str, found: &dyn Display| {

@@ -5,19 +5,19 @@ use super::{ConfigError, DecoderConfig, within};
 /// The `model_type` of an encoder-decoder.
 pub(crate) const ENCODER_DECODER: &str = "rfa_seq2seq";
 
-/// The source of an encoder-decoder.
+/// The source side of an encoder-decoder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SourceConfig {
-    /// Layers of the encoder.
+    /// Number of encoder layers.
     pub layers: usize,
-    /// Maximum number of tokens of a source.
+    /// Maximum number of source tokens.
     pub max_positions: usize,
-    /// The first token that the decoder reads.
+    /// The token that the decoder starts with.
     pub start: u32,
 }
 
 impl DecoderConfig {
-    /// The source of an encoder-decoder; `None` for a decoder alone.
+    /// The source side of an encoder-decoder; `None` for a decoder-only model.
     pub fn source(&self) -> Option<SourceConfig> {
         match (self.encoder_layers, self.max_source_positions, self.decoder_start_token_id) {
             (Some(layers), Some(max_positions), Some(start)) => Some(SourceConfig { layers, max_positions, start }),
@@ -25,8 +25,8 @@ impl DecoderConfig {
         }
     }
 
-    /// Checks `model_type`, and the keys that an encoder-decoder needs and a decoder refuses. `decoder` is the
-    /// `model_type` of a decoder of the family.
+    /// Checks `model_type`, and that the keys of an encoder-decoder are present for one and absent for a decoder-only
+    /// model. `decoder` is the `model_type` of the family's decoder.
     pub(crate) fn check_source(&self, decoder: &str) -> Result<(), ConfigError> {
         let given = [
             ("encoder_layers", self.encoder_layers, 1024),

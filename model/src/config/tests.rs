@@ -1,4 +1,4 @@
-//! What a `config.json` may say, and what it then means.
+//! Tests which `config.json` texts are accepted, and what they mean.
 
 use super::*;
 
@@ -85,14 +85,14 @@ fn a_bound_names_its_field() {
     }
 }
 
-/// A block's numbers that every kind of attention has: the four projections, the feed-forward part and the norms.
+/// Parameters that every kind of attention has in a block: the four projections, the feed-forward part and the norms.
 const BLOCK: u64 = 4 * 32 * 32 + 3 * 32 * 64 + 2 * 32;
 const TABLES: u64 = 2 * 97 * 32 + 32;
 
 #[test]
 fn every_feature_map_has_its_own_features_state_and_numbers() {
     let (sigma, gate) = (32, 2 * 33);
-    // The keys of the map, its features, the numbers of a head's state and those that are trained.
+    // The keys of the map, its features, the state elements per head and the trained parameters of its own.
     for (keys, features, state, own) in [
         ("\"proj_dim\": 16", 32, 32 * 17 + 1, sigma + gate),
         ("\"proj_dim\": 16, \"gate\": false", 32, 32 * 17 + 1, sigma),

@@ -34,7 +34,7 @@ impl Block {
         let mlp = weights.pp("mlp");
         let (gate, up) = (mlp.matrix("gate_proj.weight", width, hidden)?, mlp.matrix("up_proj.weight", width, hidden)?);
         let down = mlp.matrix("down_proj.weight", hidden, width)?;
-        // The product after SwiGLU reads its result in the same type.
+        // All three have one type: the product after SwiGLU reads its result in that type.
         let kind = Kind::of(&[&gate, &up, &down]);
         Ok(Self {
             input_norm: norm("input_layernorm.weight")?,
@@ -45,7 +45,7 @@ impl Block {
         })
     }
 
-    /// Bytes of the matrices that one token reads.
+    /// Returns the bytes of the matrices that one token reads.
     pub(super) fn bytes(&self) -> usize {
         self.mixer.bytes() + self.gate_up.bytes() + self.down.bytes()
     }

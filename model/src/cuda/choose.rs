@@ -1,4 +1,4 @@
-//! Sampling on the device (model/cuda/choose.cuh): the rows' plans go there, and the outcomes come back.
+//! Sampling on the device (model/cuda/choose.cuh): the rows' plans are sent there, and the outcomes come back.
 
 use super::device::{Buffer, CudaDevice};
 use super::gpu::{Arg, Pinned, Result};
@@ -6,13 +6,13 @@ use super::ops::launch;
 use super::plan::{CHOICE_BYTES, choice_words};
 use crate::sampling::{NOBODY, Plans, ROW_WORDS, Sampled};
 
-/// Threads of a block, and buckets of the logits; as in model/cuda/choose.cuh.
+/// Threads per block, and buckets for the logits; as in model/cuda/choose.cuh.
 const THREADS: usize = 1024;
 const BUCKETS: usize = 2048;
 /// log2 of the threads of a warp.
 const WARP: u32 = 5;
 
-/// The sampling plans of a step's rows, and the memory that takes them to the device.
+/// The sampling plans of a step's rows, and the memory through which they reach the device.
 #[derive(Debug)]
 pub(super) struct Choices {
     pub(super) plans: Plans,
@@ -60,13 +60,13 @@ impl Choices {
             Arg::Number(self.vocab as u32),
             // A sum of weights, each at most 1, stays below 2^63.
             Arg::Real(2f32.powi(62 - log2(self.vocab) as i32)),
-            // A bucket has the tokens of one warp or more.
+            // A bucket holds the tokens of at least one warp.
             Arg::Number(log2(self.vocab.div_ceil(BUCKETS)).max(WARP)),
         ];
         launch(device, "choose", [rows, 1, 1], THREADS, 0, &args)
     }
 
-    /// The outcome of a row, from the device's `chosen` (rows, 2).
+    /// Returns the outcome of a row, from the device's `chosen` (rows, 2).
     pub(super) fn sampled(&self, row: usize, chosen: &[u8]) -> Sampled {
         let word = |at: usize| chosen[at..].first_chunk().map_or(NOBODY, |&word| u32::from_le_bytes(word));
         let (token, possible) = (word(row * CHOICE_BYTES), word(row * CHOICE_BYTES + size_of::<u32>()));
@@ -77,7 +77,7 @@ impl Choices {
         }
     }
 
-    /// The runs of rows whose logits are needed: the first of each, and how many.
+    /// Returns the runs of rows whose logits are needed: the first row and the length of each.
     pub(super) fn wanted(&self) -> impl Iterator<Item = (usize, usize)> {
         let mut next = 0;
         std::iter::from_fn(move || {
@@ -89,7 +89,7 @@ impl Choices {
     }
 }
 
-/// log2, rounded up.
+/// Returns log2, rounded up.
 fn log2(of: usize) -> u32 {
     of.next_power_of_two().trailing_zeros()
 }

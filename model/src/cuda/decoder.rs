@@ -1,5 +1,5 @@
-//! The decoder on a device: token ids in, logits out. The kernels of a step are recorded once for each number of rows (a
-//! power of two) and replayed: states have a constant size, so a recording stays valid.
+//! The decoder on a device: token ids in, logits out. The kernels of a step are recorded as a graph, once for each
+//! number of rows (a power of two), and replayed: states have a constant size, so a recording stays valid.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -36,7 +36,7 @@ pub struct CudaDecoder {
 }
 
 impl CudaDecoder {
-    /// The config of the decoder.
+    /// Returns the config of the decoder.
     pub fn config(&self) -> &DecoderConfig {
         &self.config
     }
@@ -68,10 +68,10 @@ impl CudaDecoder {
         Ok(Self { device: device.clone(), config, embedding, blocks, norm, head, frequencies, own: Arc::default() })
     }
 
-    /// A decoder of random weights for measurements, as [`crate::Decoder::random`].
+    /// Creates a decoder of random weights for measurements, like [`crate::Decoder::random`].
     ///
     /// # Errors
-    /// The configuration is out of its bounds or has no CUDA kernels, or the device has too little memory.
+    /// If the configuration is out of bounds or has no CUDA kernels, or the device has too little memory.
     pub fn random(
         config: DecoderConfig,
         weights: WeightType,
@@ -82,20 +82,20 @@ impl CudaDecoder {
         Self::new(config, &Weights::new(&Source::Random(weights, seed)), device)
     }
 
-    /// How many slots, with the buffers of their steps, fit into nine tenths of the device's free memory: from 1 to
-    /// `most`.
+    /// Returns how many slots, with the buffers of their steps, fit into nine tenths of the device's free memory: from
+    /// 1 to `most`.
     ///
     /// # Errors
-    /// [`crate::cuda::CudaError::Failed`]
+    /// [`crate::cuda::CudaError::Failed`] if the driver does not report the device's memory.
     pub fn room(&self, state: StateType, most: usize) -> Result<usize> {
         let (free, _) = self.device.memory()?;
         Ok(plan::fitting(&self.config, state, free / 10 * 9, most.max(1)))
     }
 
-    /// A pool of empty conversations for this decoder, on its device.
+    /// Creates a pool of empty conversations for this decoder, on its device.
     ///
     /// # Errors
-    /// `slots` is 0, or the device does not have the memory for them.
+    /// If `slots` is 0, or the device does not have the memory for them.
     pub fn new_pool(&self, slots: usize, state: StateType) -> ModelResult<CudaPool> {
         if slots == 0 {
             return Err(ModelError::argument("slots", "at least 1", 0));
@@ -116,7 +116,8 @@ impl CudaDecoder {
         }
     }
 
-    /// Reads one token into each slot, at most [`ROWS`] at a time. `finish` gets the range of rows after each part.
+    /// Reads one token into each slot, at most [`ROWS`] slots at a time. `finish` gets the range of rows after each
+    /// part.
     fn steps(
         &self,
         ids: &[u32],
@@ -143,20 +144,20 @@ impl CudaDecoder {
         Ok(())
     }
 
-    /// Reads tokens of a prompt, at most [`PREFILL`].
+    /// Prefills a slot with tokens of a prompt, at most [`PREFILL`].
     fn read(&self, ids: &[u32], states: &mut CudaStates, slot: usize, position: u64) -> Result<()> {
         self.inputs(states.input.bytes()?, ids, &[slot as u32], &[position]);
         self.send(1, ids.len(), states)?;
         self.piece(&self.device, slot, ids.len(), states)
     }
 
-    /// Copies the inputs of so many rows and tokens of each to the device.
+    /// Copies the inputs of `rows` rows, `time` tokens each, to the device.
     pub(super) fn send(&self, rows: usize, time: usize, states: &CudaStates) -> Result<()> {
         let (step, bytes) = states.step(rows, time, !self.frequencies.is_empty());
         states.input.send(0, step.positions, bytes)
     }
 
-    /// Runs the blocks on so many tokens of one slot, whose inputs are on the device.
+    /// Runs the blocks on `tokens` tokens of one slot, whose inputs are on the device.
     pub(super) fn piece(&self, device: &CudaDevice, slot: usize, tokens: usize, states: &CudaStates) -> Result<()> {
         let (step, _) = states.step(1, tokens, !self.frequencies.is_empty());
         self.hidden(device, Step { one_slot: Some(slot), ..step }, states)
@@ -175,7 +176,7 @@ impl CudaDecoder {
         let all_slots = filled(&mut slots.iter().map(|&slot| slot as u32), PADDING);
         self.inputs(states.input.bytes()?, &ids, &all_slots, &positions);
         if !states.steps.contains_key(&rows) {
-            // First without recording, on padding alone: nothing may be loaded or set up during a recording.
+            // The first run is not recorded and reads only padding: nothing may be loaded or set up during a recording.
             let padding = vec![PADDING; rows];
             self.inputs(states.input.bytes()?, &ids, &padding, &positions);
             self.whole(rows, states)?;
@@ -224,7 +225,7 @@ impl CudaDecoder {
         self.logits(&self.device, rows, states)
     }
 
-    /// Runs the blocks and the head on so many rows, whose inputs are on the device; the logits stay there.
+    /// Runs the blocks and the head on `rows` rows, whose inputs are on the device; the logits stay there.
     pub(super) fn logits(&self, device: &CudaDevice, rows: usize, states: &CudaStates) -> Result<()> {
         let (step, _) = states.step(rows, 1, !self.frequencies.is_empty());
         self.hidden(device, step, states)?;

@@ -18,21 +18,21 @@ impl CudaDevice {
         Ok(Self(super::driver::open(ordinal)?))
     }
 
-    /// The same kernels on the CPU, thread by thread: for tests, thousands of times slower.
+    /// Opens an emulator that runs the same kernels on the CPU, thread by thread: for tests, thousands of times slower.
     #[cfg(feature = "cuda-emulator")]
     pub fn emulated() -> Self {
         Self(super::host::open())
     }
 
-    /// The manufacturer's name for it.
+    /// Returns the manufacturer's name for the device.
     pub fn name(&self) -> String {
         self.0.name()
     }
 
-    /// Free bytes and all bytes of its memory.
+    /// Returns the free bytes and all bytes of the device's memory.
     ///
     /// # Errors
-    /// [`CudaError::Failed`]
+    /// [`CudaError::Failed`] if the driver does not report them.
     pub fn memory(&self) -> std::result::Result<(usize, usize), CudaError> {
         self.0.memory()
     }

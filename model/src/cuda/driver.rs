@@ -1,4 +1,4 @@
-//! A GPU through NVIDIA's driver. The driver is loaded on demand: the program starts without one.
+//! A GPU, used through NVIDIA's driver. The driver is loaded on demand, so the program also starts without one.
 
 #![allow(unsafe_code, reason = "the driver is C")]
 
@@ -16,7 +16,7 @@ use crate::cuda_error::CudaError;
 
 /// The oldest architecture that runs the kernels: 8.0, for bf16 on tensor cores and asynchronous copies.
 const MIN_MAJOR: i32 = 8;
-/// The oldest where a kernel may start before the one before it has ended.
+/// The oldest architecture where a kernel may start before the previous one has ended.
 const CHAINED_MAJOR: i32 = 9;
 
 #[derive(Debug)]
@@ -25,7 +25,7 @@ struct Driver {
     functions: HashMap<&'static str, sys::CUfunction>,
     module: sys::CUmodule,
     processors: usize,
-    /// Whether a kernel may start before the one before it has ended (`start_next` in model/cuda/intrinsics.cuh).
+    /// Whether a kernel may start before the previous one has ended (`start_next` in model/cuda/intrinsics.cuh).
     chained: bool,
 }
 
@@ -74,16 +74,16 @@ pub(super) fn open(ordinal: usize) -> Result<Arc<dyn Gpu>> {
 
 impl Drop for Driver {
     fn drop(&mut self) {
-        // A device that fails here cannot be helped.
+        // Errors are ignored: nothing can be done about a device that fails here.
         if let Ok(_turn) = self.queue.turn() {
             let _ = self.queue.wait("the end");
-            // SAFETY: nothing of the module is running any more, and only this has its functions.
+            // SAFETY: nothing of the module is running any more, and only this driver has its functions.
             let _ = unsafe { result::module::unload(self.module) };
         }
     }
 }
 
-/// Bytes of shared memory that a kernel may use without a request.
+/// Bytes of shared memory that a kernel may use without requesting more.
 const PLAIN_SHARED: usize = 48 << 10;
 
 impl Gpu for Driver {
@@ -147,7 +147,7 @@ impl Gpu for Driver {
 
     fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<()> {
         let _turn = self.queue.turn()?;
-        // SAFETY: both are buffers of so many bytes.
+        // SAFETY: both buffers have that many bytes.
         unsafe { result::memcpy_dtod_async(to, from, bytes, self.queue.raw()) }.map_err(failed("copy on the device"))
     }
 
@@ -158,8 +158,9 @@ impl Gpu for Driver {
     fn pinned_beside(&self, bytes: &[usize]) -> Result<Vec<Box<dyn Pinned>>> {
         let context = Arc::clone(&self.queue.context);
         let stream = context.new_stream().map_err(failed("a second stream"))?;
-        // A lock of its own, which is never held for writing: nothing is recorded on this stream. A recording of another
-        // thread on the first stream does not include or restrict it: the mode of `record` applies to that thread alone.
+        // This queue has its own lock, which is never held for writing: nothing is recorded on this stream. Another
+        // thread's recording on the first stream neither includes nor restricts it: the capture mode in `record`
+        // applies to that thread alone.
         let queue = Arc::new(Queue::new(context, stream, true));
         bytes.iter().map(|&bytes| queue.pinned(bytes)).collect()
     }
@@ -202,9 +203,9 @@ impl Gpu for Driver {
             attrs: &raw mut early,
             numAttrs: u32::from(self.chained),
         };
-        // SAFETY: the arguments are as the kernel declares them (the emulator's tests run the same source), and each pointer
-        // is to a word or a struct of its own. Every kernel waits for the one before it before it reads
-        // what that one wrote, or overwrites what that one reads.
+        // SAFETY: the arguments are as the kernel declares them (the emulator's tests run the same source), and each
+        // pointer points to its own word or struct. Every kernel waits for the previous one before it reads what that
+        // one wrote, or overwrites what that one reads.
         unsafe { sys::cuLaunchKernelEx(&raw const config, function, pointers.as_mut_ptr(), std::ptr::null_mut()) }
             .result()
             .map_err(failed(kernel))
@@ -217,7 +218,7 @@ impl Gpu for Driver {
         stream
             .begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
             .map_err(failed("recording a step"))?;
-        // Ends even after a panic: the stream would stay unusable.
+        // Ends the recording even after a panic, because the stream would stay unusable.
         let mut recorder = Recorder { stream: Some(stream) };
         RECORDS.set(true);
         let outcome = work();
@@ -232,7 +233,7 @@ impl Gpu for Driver {
     }
 }
 
-/// A recording stream.
+/// A stream that is being recorded.
 struct Recorder<'a> {
     stream: Option<&'a Arc<CudaStream>>,
 }

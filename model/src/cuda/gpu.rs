@@ -1,5 +1,5 @@
-//! The interface of a device: memory, kernels by name, steps recorded as graphs. It knows no layers and has no `unsafe`;
-//! `driver` implements it for a GPU, `host` for the emulator of the tests.
+//! The interface of a device: memory, kernels by name, steps recorded as graphs. It knows no layers and has no
+//! `unsafe`; `driver` implements it for a GPU, `host` for the emulator in tests.
 
 use std::fmt::Debug;
 
@@ -17,7 +17,7 @@ pub(super) enum Arg<'a> {
     Struct(&'a Fields),
 }
 
-/// A struct in C's layout, with its fields of eight bytes first.
+/// A struct in C's layout, with its eight-byte fields first.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Fields(Vec<u32>);
 
@@ -37,7 +37,7 @@ impl Fields {
         self
     }
 
-    /// The struct's bytes in words of eight, its alignment.
+    /// Returns the struct's bytes as eight-byte words, its alignment.
     pub(super) fn words(&self) -> Vec<u64> {
         let word = |pair: &[u32]| u64::from(pair[0]) | u64::from(pair.get(1).copied().unwrap_or(0)) << 32;
         self.0.chunks(2).map(word).collect()
@@ -45,7 +45,7 @@ impl Fields {
 }
 
 impl Arg<'_> {
-    /// The argument's bytes in words of eight, low bytes first.
+    /// Returns the argument's bytes as eight-byte words, low bytes first.
     pub(super) fn words(&self) -> Vec<u64> {
         match self {
             Self::Pointer(v) => vec![*v],
@@ -69,7 +69,7 @@ pub(super) struct Launch<'a> {
 
 /// Page-locked host memory, which a device copies from and to while the host continues.
 pub(super) trait Pinned: Send + Debug {
-    /// The bytes; waits until the device has finished its copies.
+    /// Returns the bytes, after waiting for the device to finish its copies.
     fn bytes(&mut self) -> Result<&mut [u8]>;
     /// Queues a copy of `len` bytes, from offset `at`, to `to` on the device.
     fn send(&self, at: usize, to: u64, len: usize) -> Result<()>;
@@ -79,7 +79,7 @@ pub(super) trait Pinned: Send + Debug {
 
 /// A recorded step.
 pub(super) trait Graph: Send + Debug {
-    /// Runs it on the present contents of the memory that it reads.
+    /// Runs the step on the current contents of the memory that it reads.
     fn launch(&self) -> Result<()>;
 }
 
@@ -89,12 +89,12 @@ pub(super) trait Event: Send + Debug {
     fn wait(&self) -> Result<()>;
 }
 
-/// One device with one stream, whose work is done in order. Copies of [`Self::pinned_beside`] have a stream of their own.
+/// One device with one stream, whose work is done in order. Copies of [`Self::pinned_beside`] use a separate stream.
 pub(super) trait Gpu: Send + Sync + Debug {
     fn name(&self) -> String;
-    /// The number of multiprocessors.
+    /// Returns the number of multiprocessors.
     fn processors(&self) -> usize;
-    /// Free bytes and all bytes.
+    /// Returns the free bytes and all bytes.
     fn memory(&self) -> Result<(usize, usize)>;
     /// Allocates zeroed bytes.
     fn allocate(&self, bytes: usize) -> Result<u64>;
@@ -108,10 +108,10 @@ pub(super) trait Gpu: Send + Sync + Debug {
     /// Copies on the device.
     fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<()>;
     fn pinned(&self, bytes: usize) -> Result<Box<dyn Pinned>>;
-    /// Pieces of memory whose copies share a stream of their own: no step waits for them, and they wait for no step. For
-    /// a thread other than the one that steps, which may use it while that one records.
+    /// Allocates pinned memory whose copies use a separate stream: no step waits for them, and they wait for no step.
+    /// This is for a thread other than the one that steps; it may copy while that thread records.
     fn pinned_beside(&self, bytes: &[usize]) -> Result<Vec<Box<dyn Pinned>>>;
-    /// The end of the work queued so far.
+    /// Returns an event that marks the end of the work queued so far.
     fn event(&self) -> Result<Box<dyn Event>>;
     fn launch(&self, launch: Launch<'_>) -> Result<()>;
     /// Records the launches and copies of `work` without running them.

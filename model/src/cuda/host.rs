@@ -1,4 +1,4 @@
-//! The kernels on the CPU, by the emulator in `model/cuda/host`: for tests without a GPU.
+//! Runs the kernels on the CPU, with the emulator in `model/cuda/host`: for tests without a GPU.
 
 #![allow(unsafe_code, reason = "the emulator is C++")]
 
@@ -22,15 +22,15 @@ unsafe extern "C" {
     ) -> c_int;
 }
 
-/// Fills new memory: NaN as f32 and as bf16. [`Gpu::allocate`] zeroes the requested bytes alone, so that a kernel that
-/// reads past them gives NaN.
+/// Fills new memory: NaN as f32 and as bf16. [`Gpu::allocate`] zeroes only the requested bytes, so a kernel that reads
+/// past them gives NaN.
 const POISON: u8 = 0xff;
 /// Guard bytes around each allocation.
 const GUARD: usize = 256;
 
 #[derive(Debug, Default)]
 struct Host {
-    /// Bytes of each allocation, by its address.
+    /// The size of each allocation in bytes, by address.
     allocations: Mutex<HashMap<u64, usize>>,
     /// The recording in progress.
     record: Mutex<Option<Vec<Operation>>>,
@@ -105,7 +105,7 @@ impl Gpu for Arc<Host> {
     }
 
     fn processors(&self) -> usize {
-        // Few, so that small products use every way of sharing their work.
+        // Few, so that small products use every way of splitting their work.
         2
     }
 
@@ -117,7 +117,7 @@ impl Gpu for Arc<Host> {
         // SAFETY: the layout is not empty.
         let start = unsafe { alloc(layout(bytes)) };
         assert!(!start.is_null(), "out of memory");
-        // SAFETY: so many bytes were allocated.
+        // SAFETY: that many bytes were allocated.
         let at = unsafe {
             start.write_bytes(POISON, bytes + 2 * GUARD);
             start.add(GUARD).write_bytes(0, bytes);
@@ -148,13 +148,13 @@ impl Gpu for Arc<Host> {
     }
 
     fn upload(&self, to: u64, bytes: &[u8]) -> Result<()> {
-        // SAFETY: the buffer is as long.
+        // SAFETY: the buffer is long enough.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to as *mut u8, bytes.len()) };
         Ok(())
     }
 
     fn download(&self, from: u64, bytes: &mut [u8]) -> Result<()> {
-        // SAFETY: the buffer is as long.
+        // SAFETY: the buffer is long enough.
         unsafe { std::ptr::copy_nonoverlapping(from as *const u8, bytes.as_mut_ptr(), bytes.len()) };
         Ok(())
     }
@@ -200,7 +200,7 @@ impl Gpu for Arc<Host> {
     }
 }
 
-/// Ends a recording, after a panic too.
+/// Ends a recording, even after a panic.
 struct End<'a>(&'a Host);
 
 impl End<'_> {
@@ -224,7 +224,7 @@ impl Graph for Step {
     }
 }
 
-/// An event: the emulator has finished every call when it returns.
+/// An event that has always happened: every call of the emulator is finished when it returns.
 #[derive(Debug)]
 struct Now;
 
@@ -238,7 +238,7 @@ impl Event for Now {
 struct HostMemory {
     at: u64,
     bytes: usize,
-    /// Whether it copies at once, on the calling thread, even during a recording.
+    /// Whether copies run at once, on the calling thread, even during a recording.
     own_stream: bool,
     host: Arc<Host>,
 }
@@ -252,7 +252,7 @@ impl HostMemory {
 
 impl Pinned for HostMemory {
     fn bytes(&mut self) -> Result<&mut [u8]> {
-        // SAFETY: an allocation of so many bytes that only this owns.
+        // SAFETY: an allocation of that many bytes, which only this value owns.
         Ok(unsafe { std::slice::from_raw_parts_mut(self.at as *mut u8, self.bytes) })
     }
 

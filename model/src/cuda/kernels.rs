@@ -1,10 +1,10 @@
-//! The kernels' names, and their code: PTX built with nvcc, or else compiled with NVRTC at start.
+//! The kernels' names and code: PTX built with nvcc, or else compiled with NVRTC at startup.
 
 use super::gpu::Result;
 #[cfg(any(test, not(tidegate_ptx)))]
 use crate::cuda_error::CudaError;
 
-/// All kernels of `model/cuda/kernels.cu`.
+/// The names of all kernels in `model/cuda/kernels.cu`.
 pub(super) const NAMES: &[&str] = &[
     "choose",
     "conv_silu",
@@ -51,8 +51,8 @@ pub(super) const NAMES: &[&str] = &[
     "rotate",
 ];
 
-/// The kernels as PTX, which the device's driver compiles to machine code. `chained`: for devices of compute capability 9.0
-/// or newer, where a kernel may start before the one before it has ended.
+/// Returns the kernels as PTX, which the driver compiles to machine code. `chained`: for devices of compute capability
+/// 9.0 or newer, where a kernel may start before the previous one has ended.
 #[cfg(tidegate_ptx)]
 #[allow(clippy::unnecessary_wraps, reason = "the other variant can fail")]
 pub(super) fn ptx(chained: bool) -> Result<&'static str> {
@@ -63,7 +63,7 @@ pub(super) fn ptx(chained: bool) -> Result<&'static str> {
     })
 }
 
-/// The kernels as PTX, compiled now.
+/// Compiles the kernels to PTX.
 #[cfg(not(tidegate_ptx))]
 pub(super) fn ptx(chained: bool) -> Result<String> {
     compiled_now(chained)
@@ -79,7 +79,7 @@ fn compiled_now(chained: bool) -> Result<String> {
         let reason = "this program was built without nvcc, and libnvrtc (of CUDA's toolkit) is not installed";
         return Err(failed(reason.into()));
     }
-    // As in build.rs.
+    // The same options as in build.rs.
     let architecture = if chained { "--gpu-architecture=compute_90" } else { "--gpu-architecture=compute_80" };
     let options = ["--std=c++17", "--fmad=false", architecture].map(String::from).into();
     let source = include_str!(concat!(env!("OUT_DIR"), "/kernels.cu"));

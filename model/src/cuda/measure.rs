@@ -1,4 +1,4 @@
-//! What `cargo bench --bench cuda` measures, and nothing else uses: copies on the device; a decoder's step or a chunk of a
+//! Support for `cargo bench --bench cuda`, and for nothing else: copies on the device; a decoder's step or a chunk of a
 //! prompt, recorded without its copies to the host, whole or one kernel alone. It reads no clock: its functions return
 //! when the work is done.
 
@@ -11,7 +11,7 @@ use super::plan::{PREFILL, ROWS};
 use super::pool::{CudaPool, PADDING};
 use crate::pool::TextLength;
 
-/// Copies within the device: the upper bound of work that is bound by memory.
+/// Copies within the device: the upper bound for memory-bound work.
 #[derive(Debug)]
 pub struct Copies {
     device: CudaDevice,
@@ -23,10 +23,10 @@ pub struct Copies {
 const PATTERN: usize = 1 << 20;
 
 impl Copies {
-    /// Prepares copies of so many bytes.
+    /// Prepares copies of `bytes` bytes.
     ///
     /// # Errors
-    /// The device has too little memory, or fails.
+    /// If the device has too little memory, or fails.
     pub fn new(device: &CudaDevice, bytes: usize) -> Result<Self> {
         let what = "a copy";
         let (from, to) = (device.buffer(what, bytes)?, device.buffer(what, bytes)?);
@@ -47,15 +47,15 @@ impl Copies {
         Ok(Self { device: device.clone(), from, to })
     }
 
-    /// Bytes that one copy reads and writes.
+    /// Returns the bytes that one copy reads and writes.
     pub fn bytes(&self) -> usize {
         2 * self.from.bytes
     }
 
-    /// Makes so many copies.
+    /// Makes `times` copies.
     ///
     /// # Errors
-    /// The device fails.
+    /// If the device fails.
     pub fn run(&self, times: usize) -> Result<()> {
         for _ in 0..times {
             self.device.0.copy(self.to.at, self.from.at, self.from.bytes)?;
@@ -68,7 +68,7 @@ impl Copies {
 /// Waits for all work on the device.
 ///
 /// # Errors
-/// The device fails.
+/// If the device fails.
 pub fn wait(pool: &mut CudaPool) -> Result<()> {
     // A download waits for all earlier work.
     pool.states.device.0.download(pool.states.work.input.at, &mut [0; 4])
@@ -77,10 +77,10 @@ pub fn wait(pool: &mut CudaPool) -> Result<()> {
 /// Copies one slot's state, which must be complete, to all other slots.
 ///
 /// # Errors
-/// The device fails.
+/// If the device fails.
 ///
 /// # Panics
-/// There is no such slot.
+/// If there is no such slot.
 pub fn spread(pool: &mut CudaPool, from: usize) -> Result<()> {
     let length = TextLength { tokens: pool.tokens(from), source: 0 };
     for slot in (0..pool.slots()).filter(|&slot| slot != from) {
@@ -97,11 +97,11 @@ pub struct Kernel {
     pub name: String,
     /// Blocks in each dimension.
     pub grid: [usize; 3],
-    /// Threads of a block.
+    /// Threads per block.
     pub threads: usize,
-    /// Rows, inputs and outputs of a product.
+    /// The rows, inputs and outputs of a product.
     pub product: Option<[usize; 3]>,
-    /// Launches in a step.
+    /// Launches per step.
     pub times: usize,
 }
 
@@ -124,7 +124,7 @@ impl Kernel {
     }
 }
 
-/// A device that runs one kernel, or all, and lists the kernels launched.
+/// A device that runs one kernel, or all, and lists the launched kernels.
 #[derive(Debug)]
 struct Filter {
     gpu: Arc<dyn Gpu>,
@@ -198,7 +198,8 @@ impl Gpu for Filter {
     }
 }
 
-/// Work of a decoder: a step of some slots, or a chunk of one slot's prompt. It does not change the pool's token counts.
+/// Work of a decoder: a step of some slots, or a chunk of one slot's prompt. It does not change the pool's token
+/// counts.
 #[derive(Clone, Debug)]
 pub struct Task {
     ids: Vec<u32>,
@@ -208,10 +209,10 @@ pub struct Task {
 }
 
 impl Task {
-    /// Reads one token into each slot; padded to a power of two rows, as every step is.
+    /// Creates a step that reads one token into each slot; like every step, it is padded to a power of two rows.
     ///
     /// # Panics
-    /// There are no ids, more than a step's rows, not as many as slots, or no such slot.
+    /// If there are no ids, more than a step's rows, not as many as slots, or no such slot.
     pub fn step(pool: &CudaPool, ids: &[u32], slots: &[usize]) -> Self {
         assert!(
             (1..=ROWS).contains(&ids.len())
@@ -231,10 +232,10 @@ impl Task {
         task
     }
 
-    /// Reads tokens of one slot's prompt, at most as many as the decoder reads at a time.
+    /// Creates a chunk that reads tokens of one slot's prompt, at most as many as the decoder reads at a time.
     ///
     /// # Panics
-    /// There are none or too many, or there is no such slot.
+    /// If there are no tokens or too many, or there is no such slot.
     pub fn piece(pool: &CudaPool, ids: &[u32], slot: usize) -> Self {
         assert!((1..=PREFILL).contains(&ids.len()) && slot < pool.slots());
         Self { ids: ids.to_vec(), slots: vec![slot as u32], positions: vec![pool.tokens(slot)], piece_of: Some(slot) }
@@ -257,10 +258,10 @@ impl Task {
         }
     }
 
-    /// Runs it once, unrecorded; returns its kernels in the order of their first launches.
+    /// Runs the task once, unrecorded; returns its kernels in the order of their first launches.
     ///
     /// # Errors
-    /// The device fails.
+    /// If the device fails.
     pub fn kernels(&self, decoder: &CudaDecoder, pool: &mut CudaPool) -> Result<Vec<Kernel>> {
         let filter = Arc::new(Filter { gpu: Arc::clone(&decoder.device.0), only: None, seen: Mutex::default() });
         self.inputs(decoder, pool)?;
@@ -271,13 +272,13 @@ impl Task {
         Ok(filter.seen.lock().unwrap_or_else(PoisonError::into_inner).clone())
     }
 
-    /// Records it: whole, with the copy of its inputs to the device, or one of its kernels alone, which then works on the
-    /// results of the last whole step.
+    /// Records the task: either the whole, with the copy of its inputs to the device, or one of its kernels alone,
+    /// which then works on the results of the last whole step.
     ///
     /// # Errors
-    /// The device fails.
+    /// If the device fails.
     pub fn record(&self, decoder: &CudaDecoder, pool: &mut CudaPool, only: Option<&Kernel>) -> Result<Recording> {
-        // First without recording: nothing may be loaded during a recording.
+        // The first run is not recorded: nothing may be loaded during a recording.
         self.inputs(decoder, pool)?;
         self.send(decoder, pool)?;
         self.work(decoder, &decoder.device, pool)?;
@@ -305,19 +306,19 @@ pub struct Recording {
 }
 
 impl Recording {
-    /// Runs it so many times in sequence.
+    /// Runs the recording `times` times in sequence.
     ///
     /// # Errors
-    /// The device fails.
+    /// If the device fails.
     ///
     /// # Panics
-    /// It was recorded on another pool.
+    /// If it was recorded on another pool.
     pub fn run(&self, decoder: &CudaDecoder, pool: &mut CudaPool, times: usize) -> Result<()> {
         assert_eq!(self.pool, pool.states.work.input.at, "a recording runs on its own pool");
-        // Other steps have overwritten the inputs.
+        // Other steps may have overwritten the inputs.
         self.task.inputs(decoder, pool)?;
         if !self.whole {
-            // Once: only the kernel is measured.
+            // Sent only once, because only the kernel is measured.
             self.task.send(decoder, pool)?;
         }
         for _ in 0..times {

@@ -103,7 +103,7 @@ impl Mixer {
         })
     }
 
-    /// The type of the normed input of q, k and v.
+    /// Returns the type of the normed input of q, k and v.
     pub(super) fn kind(&self) -> Kind {
         self.qkv.kind
     }
@@ -118,7 +118,7 @@ impl Mixer {
         self.qkv.bytes() + gate + w + self.conv.as_ref().map_or(0, |(conv, _)| conv.bytes) + self.out.bytes()
     }
 
-    /// Adds the mixer's output for the normed input (for the gate as f32 too) to the residual stream.
+    /// Computes the mixer's output from the normed input (the gate reads it as f32) and adds it to the residual stream.
     pub(super) fn forward(&self, device: &CudaDevice, step: Step, work: &Workspace, layer: Layer) -> Result<()> {
         let tokens = step.rows * step.time;
         let Recurrence { heads, d, .. } = self.recurrence;
@@ -138,12 +138,13 @@ impl Mixer {
             rotate(device, tokens, qkv, step.angles, (heads, d))?;
         }
         let padded = work.h.rows(self.out.kind);
-        // With an output norm the readout is f32 first.
+        // With an output norm, the readout is first stored as f32.
         let (to, kind) = match &self.norm {
             Some(_) => (Rows { at: work.convolved.at, stride: inner }, Kind::F32),
             None => (padded, self.out.kind),
         };
-        // The convolved q, k and v are read while `to` is written: the norm's input reuses the memory of the unconvolved.
+        // `to` is written while the convolved q, k and v are read: the norm's input reuses the memory of the
+        // unconvolved ones.
         let to = if self.norm.is_some() && qkv == work.convolved.at { Rows { at: work.qkv.at, ..to } } else { to };
         let addresses = Addresses {
             qkv,

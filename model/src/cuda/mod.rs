@@ -1,12 +1,12 @@
 //! The decoder on NVIDIA GPUs: our own kernels (`model/cuda`, CUDA C++), launched through the driver alone.
 //!
 //! A second implementation of [`crate::Decoder`] for random feature attention; tests compare the two. It loads the same
-//! checkpoints and states. A row's sums have one order whatever else is in the batch, so its bits do not depend on the
-//! other rows, nor on how a prompt is divided. The bits of a GPU differ from those of a CPU: a text that moves to another
-//! device continues with the same results up to rounding.
+//! checkpoints and states. A row's sums are added in the same order whatever else is in the batch, so its bits do not
+//! depend on the other rows, nor on how a prompt is divided. A GPU's bits differ from a CPU's: a text that moves to
+//! another device continues with the same results up to rounding.
 //!
 //! gpu -> queue, kernels -> driver, host -> device -> weights -> ops -> plan -> choose, states -> transfer -> pool ->
-//! recurrence -> mixer -> block -> decoder -> measure. Other modules of the crate use this one alone.
+//! recurrence -> mixer -> block -> decoder -> measure. Other modules of the crate use only this module's exports.
 
 mod block;
 mod choose;
@@ -42,7 +42,7 @@ pub use crate::cuda_error::CudaError;
 use crate::weights::LoadError;
 
 /// Loads a checkpoint folder onto a device, with all the checks of [`checkpoint::load`]. Floats keep their type;
-/// quantised weights become f16.
+/// quantized weights become f16.
 ///
 /// # Errors
 /// As for [`checkpoint::load`]; [`LoadError::Cuda`] if there are no CUDA kernels for the decoder, or the device has too

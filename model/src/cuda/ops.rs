@@ -1,22 +1,22 @@
-//! Layers without state on the device: products, norms, the embedding.
+//! Stateless layers on the device: products, norms, the embedding.
 
 use super::device::{Buffer, CudaDevice};
 use super::gpu::{Arg, Fields, Launch, Result};
 use super::weights::{Kind, Packed, Stack, TILE_COLUMNS, pack};
 use crate::weights::{LoadError, Matrix};
 
-/// How a product is stored; as `Mode` in model/cuda/linear.cuh.
+/// How the result of a product is stored; as `Mode` in model/cuda/linear.cuh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mode {
     /// Stored, as f32.
     Store = 0,
-    /// Added to the f32 numbers in the output.
+    /// Added to the f32 numbers already in the output.
     Add = 1,
-    /// Half of the outputs are SwiGLU's gates, half its values; the result is stored as the weights' type.
+    /// Half of the outputs are SwiGLU's gates, half its values; the result is stored in the weights' type.
     Swiglu = 2,
 }
 
-/// How a product is divided into blocks: see model/cuda/linear.cuh.
+/// How a product is divided into thread blocks: see model/cuda/linear.cuh.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Form {
     /// Blocks of 8 rows and 16 outputs: bound by the bytes of the weights.
@@ -30,9 +30,10 @@ pub(super) enum Form {
 }
 
 impl Form {
-    /// The form for so many rows and outputs (gates and ups both count), as measured on an H100. Larger blocks read less, and
-    /// pay once there are three for two multiprocessors; for up to 64 rows, blocks of 32 pay, which read the weights twice, if
-    /// those of 64 would occupy less than half of the multiprocessors.
+    /// Returns the form for `rows` rows and `outs` outputs (gates and ups both count), as measured on an H100. Larger
+    /// blocks read less, and pay off once there are three for every two multiprocessors. For 33 to 64 rows, blocks of
+    /// 32 rows pay off, although they read the weights twice, if blocks of 64 would occupy less than half of the
+    /// multiprocessors.
     fn of(rows: usize, outs: usize, processors: usize) -> Self {
         let blocks = |of_outs: usize| outs.div_ceil(of_outs) * rows.div_ceil(64);
         match rows {
@@ -90,7 +91,7 @@ pub(super) struct Linear {
 }
 
 impl Linear {
-    /// Matrices of one input, stacked, in the type that [`Kind::of`] gives.
+    /// Stacks matrices that share one input, in the type that [`Kind::of`] gives.
     pub(super) fn new(
         device: &CudaDevice,
         matrices: &[&Matrix<'_>],
@@ -111,7 +112,7 @@ impl Linear {
         Ok(Self { weight, bias: None, kind, ins: columns, outs: rows, mode })
     }
 
-    /// An f32 layer. weight: (outs, ins), bias: (outs)
+    /// Creates an f32 layer. weight: (outs, ins), bias: (outs)
     pub(super) fn plain(device: &CudaDevice, weight: &[f32], bias: &[f32]) -> Result<Self> {
         let outs = bias.len();
         Ok(Self {
@@ -128,12 +129,13 @@ impl Linear {
         self.weight.bytes + self.bias.as_ref().map_or(0, |bias| bias.bytes)
     }
 
-    /// x: (rows, x.stride) of the weights' type, zeros after `ins` -> y: (rows, y.stride)
+    /// Computes the product. x: (rows, x.stride) in the weights' type, zeros after `ins` -> y: (rows, y.stride)
     pub(super) fn forward(&self, device: &CudaDevice, rows: usize, x: Rows, y: Rows) -> Result<()> {
         self.forward_by(device, Form::of(rows, self.outs, device.0.processors()), rows, (x, y))
     }
 
-    /// [`Self::forward`] by a chosen kernel; all give the same bits. For f32 weights the sizes choose one of two, which do too.
+    /// Does [`Self::forward`] with a chosen kernel; all give the same bits. For f32 weights, the sizes choose between
+    /// two kernels, which do too.
     pub(super) fn forward_by(&self, device: &CudaDevice, form: Form, rows: usize, (x, y): (Rows, Rows)) -> Result<()> {
         let bias = self.bias.as_ref().map_or(0, |bias| bias.at);
         let of = Fields::default().pointers(&[self.weight.at, bias, x.at, y.at]).numbers(&[
@@ -167,7 +169,7 @@ impl Linear {
         launch(device, kernel, grid, threads, shared, &[Arg::Struct(&of)])
     }
 
-    /// Copies the weights' rows of tokens. ids: (tokens) -> x: (tokens, hidden)
+    /// Copies the weights' rows for tokens. ids: (tokens) -> x: (tokens, hidden)
     pub(super) fn embed(&self, device: &CudaDevice, tokens: usize, ids: u64, x: u64) -> Result<()> {
         let args = [
             Arg::Pointer(self.weight.at),
@@ -180,14 +182,14 @@ impl Linear {
     }
 }
 
-/// Bytes of shared memory of a block with so many outputs and rows: see model/cuda/linear.cuh.
+/// Returns the bytes of shared memory of a block with that many outputs and rows: see model/cuda/linear.cuh.
 fn stages(outs_and_rows: usize) -> usize {
     const STAGES: usize = 3;
     const TILES: usize = 2;
     STAGES * TILES * outs_and_rows * TILE_COLUMNS * size_of::<u16>()
 }
 
-/// `x / sqrt(mean(x^2) + eps) * weight`.
+/// An RMS norm: `x / sqrt(mean(x^2) + eps) * weight`.
 #[derive(Debug)]
 pub(super) struct RmsNorm {
     weight: Buffer, // (dim)
@@ -200,7 +202,7 @@ impl RmsNorm {
         Ok(Self { weight: device.floats("a norm", weight)?, dim: weight.len(), eps: eps as f32 })
     }
 
-    /// x: (rows, dim) f32 -> y: (rows, y.stride) as `kind`, and if `plain` as f32 too.
+    /// Normalizes rows. x: (rows, dim) f32 -> y: (rows, y.stride) as `kind`, and if `plain` as f32 too
     pub(super) fn forward(
         &self,
         device: &CudaDevice,
@@ -223,7 +225,7 @@ impl RmsNorm {
         launch(device, "rms_norm", [rows, 1, 1], 256, 0, &args)
     }
 
-    /// Norms each head. x: (rows, heads dim) f32 -> y: (rows, y.stride) as `kind`
+    /// Normalizes each head. x: (rows, heads dim) f32 -> y: (rows, y.stride) as `kind`
     pub(super) fn heads(
         &self,
         device: &CudaDevice,

@@ -6,26 +6,26 @@ use crate::layout::StateLayout;
 use crate::memory::StateType;
 use crate::sampling::ROW_WORDS;
 
-/// Most tokens of a prompt that are read at a time.
+/// The most tokens of a prompt that are read at a time.
 pub(super) const PREFILL: usize = 1024;
 
-/// Most rows of a step; more rows are several steps. Bounds the buffers on the device and on the host.
+/// The most rows of a step; more rows take several steps. Bounds the buffers on the device and on the host.
 pub(super) const ROWS: usize = 1024;
 
-/// Bytes before the sampled tokens, and for each row: a token, and whether any was possible.
+/// Bytes before the sampled tokens, and bytes per row: a token, and whether any token was possible.
 pub(super) const OUTPUT_HEAD: usize = 16;
 pub(super) const CHOICE_BYTES: usize = 8;
 
-/// Biases and penalties per row that fit; a step's rows share the room, and one row may use all of it.
+/// Biases and penalties that fit per row; a step's rows share the space, and one row may use all of it.
 const ROW_EDITS: usize = 1024;
 
-/// 32-bit words of the lists of a step's sampling plans: a mask, biases and penalties for each row, and, if there are few
-/// rows, for each token.
+/// Returns the 32-bit words for the lists of a step's sampling plans: a mask, biases and penalties for each row, and,
+/// in case there are few rows, for each token.
 pub(super) fn choice_words(vocab: usize, rows: usize) -> usize {
     rows * (vocab.div_ceil(32) + 2 * ROW_EDITS) + 2 * vocab
 }
 
-/// The sizes of a step's buffers, for so many slots.
+/// The sizes of a step's buffers in a pool.
 pub(super) struct Plan {
     pub(super) tokens: usize,
     pub(super) numbers: [usize; 6], // of x, qkv, convolved, gate, phi, sums: f32
@@ -63,29 +63,29 @@ impl Plan {
     }
 }
 
-/// The most slots, up to `most`, that fit into so many bytes with the buffers of their steps; at least 1.
+/// Returns the most slots, up to `most`, that fit into `bytes` bytes with the buffers of their steps; at least 1.
 pub(super) fn fitting(config: &DecoderConfig, state: StateType, bytes: usize, most: usize) -> usize {
     let one = slot_bytes(config.state_layout(), config.features(), config.head_dim, state);
     let left = bytes.saturating_sub(Plan::new(config, most).bytes(config));
     (left / one).clamp(1, most.max(1))
 }
 
-/// Rows of S for each of the sixteen threads of a column: a number that kernels are compiled for.
+/// Returns the rows of S for each of the sixteen threads of a column: a number that kernels are compiled for.
 pub(super) fn rows_of_a_thread(features: usize) -> usize {
     features.div_ceil(16).next_power_of_two().max(2)
 }
 
-/// Numbers of a column of S on the device: those of the features, padded with zeros.
+/// Returns the length of a column of S on the device: the number of features, padded.
 pub(super) fn column(features: usize) -> usize {
     16 * rows_of_a_thread(features)
 }
 
-/// Bytes of a step's inputs.
+/// Returns the bytes of a step's inputs.
 pub(super) fn input_bytes(rows: usize, tokens: usize, head_dim: usize) -> usize {
     rows * (size_of::<u64>() + size_of::<u32>()) + tokens * (size_of::<u32>() + head_dim * size_of::<f32>())
 }
 
-/// Bytes of a number of S.
+/// Returns the bytes of a number of S.
 pub(super) fn width(state: StateType) -> usize {
     match state {
         StateType::F32 => 4,
@@ -95,7 +95,7 @@ pub(super) fn width(state: StateType) -> usize {
 
 pub(super) fn slot_bytes(layout: StateLayout, features: usize, head_dim: usize, state: StateType) -> usize {
     let heads = layout.layers * layout.heads;
-    // All but S is f32: z, c, and the convolutions' inputs.
+    // Everything but S is f32: z, c, and the convolutions' inputs.
     let beside = heads * (features + 1) + layout.conv();
     heads * head_dim * column(features) * width(state) + beside * size_of::<f32>()
 }
@@ -111,7 +111,7 @@ mod tests {
         let config = DecoderConfig::from_json(text).unwrap();
         for state in [StateType::F32, StateType::Bf16] {
             let one = slot_bytes(config.state_layout(), config.features(), config.head_dim, state);
-            // S in half, z, c and the convolution's inputs whole; columns of 24 numbers take 32.
+            // As bf16, S takes half; z, c and the convolution's inputs stay f32; columns of 24 numbers take 32.
             let s = 2 * 2 * 8 * 4;
             assert_eq!(one, config.state_bytes() + 8 * s - if state == StateType::Bf16 { 32 * s / 2 } else { 0 });
             let held = Plan::new(&config, 5000).bytes(&config);

@@ -1,8 +1,8 @@
 //! The states of a pool's slots on the device, and the buffers of a step.
 //!
-//! A slot's numbers are in three contiguous parts: S of all layers, z and c of all layers, the convolutions' inputs of all
-//! layers (`states`). They are copied in three pieces: here while the caller waits, or by `transfer` while other slots
-//! continue.
+//! A slot's numbers are in three contiguous parts: S of all layers, z and c of all layers, the convolutions' inputs of
+//! all layers (`states`). They are copied in three pieces: here while the caller waits, or by `transfer` while other
+//! slots continue.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ use crate::pool::{Pool, SlotStates, TextLength};
 
 type ModelResult<T> = std::result::Result<T, ModelError>;
 
-/// Stands for the slot of a row that pads a recorded step.
+/// Stands for the slot in a row that pads a recorded step.
 pub(super) const PADDING: u32 = u32::MAX;
 
 /// The addresses of one layer's states on the device.
@@ -111,10 +111,10 @@ impl Workspace {
     }
 }
 
-/// Slots for conversations on a device.
+/// A pool of slots for conversations on a device.
 pub type CudaPool = Pool<CudaStates>;
 
-/// The states of a pool's slots on a device, and what its steps use.
+/// The states of a pool's slots on a device, and the buffers of its steps.
 #[derive(Debug)]
 pub struct CudaStates {
     // Dropped in this order: transfers and recorded steps use the memory that follows.
@@ -161,7 +161,7 @@ impl CudaStates {
             s: device.buffer(&what, s)?,
             sums: device.buffer(&what, sums)?,
             tails: device.buffer(&what, tails)?,
-            // Last: the device has the memory for so many slots.
+            // Last, when the device is known to have the memory for that many slots.
             transfers: Transfers::new(&device.0, shape, slots),
             owner: Arc::clone(owner),
             lost: AtomicBool::new(false),
@@ -169,14 +169,14 @@ impl CudaStates {
         })
     }
 
-    /// The outputs of a step, once the device has written them.
+    /// Returns the outputs of a step, once the device has written them.
     pub(super) fn received(&mut self) -> Result<&[u8]> {
         let output = self.output.bytes()?;
         self.denominators.clamped = u64::from_le_bytes(*output.first_chunk().unwrap_or(&[0; 8]));
         Ok(output)
     }
 
-    /// Counts the denominators of so many tokens.
+    /// Counts the denominators of `tokens` tokens.
     pub(super) fn count(&mut self, tokens: usize) {
         self.denominators.all += (tokens * self.shape.layout.layers * self.shape.layout.heads) as u64;
     }
@@ -197,13 +197,13 @@ impl CudaStates {
         Ok(())
     }
 
-    /// The addresses of a slot's parts.
+    /// Returns the addresses of a slot's parts.
     fn parts(&self, slot: usize) -> [u64; 3] {
         let [s, sums, tails] = self.shape.parts().map(|bytes| (slot * bytes) as u64);
         [self.s.at + s, self.sums.at + sums, self.tails.at + tails]
     }
 
-    /// The addresses of one layer's states.
+    /// Returns the addresses of one layer's states.
     pub(super) fn layer(&self, layer: usize) -> Layer {
         let Shape { layout: of, state, features, head_dim } = self.shape;
         let (s, sums, tails) =
@@ -219,7 +219,7 @@ impl CudaStates {
         }
     }
 
-    /// The addresses of a step's inputs on the device, and their bytes.
+    /// Returns the addresses of a step's inputs on the device, and their size in bytes.
     pub(super) fn step(&self, rows: usize, time: usize, rope: bool) -> (Step, usize) {
         let tokens = rows * time;
         let positions = self.work.input.at;
@@ -241,7 +241,7 @@ impl SlotStates for CudaStates {
         slot_bytes(layout, features, head_dim, state)
     }
 
-    /// Includes those of the last prompts only after the next step.
+    /// Counts clamped denominators of the last prompts only after the next step.
     fn denominators(&self) -> Denominators {
         self.denominators
     }

@@ -1,4 +1,4 @@
-//! A context's stream: its work, waiting for it, and the page-locked memory that it copies.
+//! A context's stream: its work, waiting for it, and the page-locked memory for its copies.
 
 #![allow(unsafe_code, reason = "the driver is C")]
 
@@ -13,7 +13,7 @@ use super::gpu::{Event, Pinned, Result};
 use crate::cuda_error::CudaError;
 
 thread_local! {
-    /// Whether this thread is recording a step: its calls become a part of the step.
+    /// Whether this thread is recording a step: its calls become part of the step.
     pub(super) static RECORDS: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -22,9 +22,9 @@ thread_local! {
 pub(super) struct Queue {
     pub(super) context: Arc<CudaContext>,
     pub(super) stream: Arc<CudaStream>,
-    /// Held for writing while a step is recorded: calls of other threads would become a part of it.
+    /// Held for writing while a step is recorded: calls of other threads would become part of it.
     pub(super) recording: RwLock<()>,
-    /// Whether a thread that waits for the stream sleeps. Polling notices the end sooner, and uses a core.
+    /// Whether a thread that waits for the stream sleeps. Polling notices the end sooner, but uses a core.
     sleeps: bool,
     /// The number of uses of page-locked memory, and how many of them the stream has finished.
     uses: AtomicU64,
@@ -37,7 +37,7 @@ impl Queue {
         Self { context, stream, recording: RwLock::new(()), sleeps, uses, done }
     }
 
-    /// The end of the work queued so far.
+    /// Returns an event that marks the end of the work queued so far.
     pub(super) fn event(&self) -> Result<StreamEvent> {
         let flags = Some(CUevent_flags::CU_EVENT_BLOCKING_SYNC);
         Ok(StreamEvent(self.stream.record_event(flags).map_err(failed("an event"))?))
@@ -54,7 +54,7 @@ impl Queue {
         let _turn = self.turn()?;
         // SAFETY: the context is bound, and the size is not 0.
         let at = unsafe { result::malloc_host(bytes.max(16), 0) }.map_err(failed("pinned memory"))?.cast::<u8>();
-        // SAFETY: so many bytes were allocated.
+        // SAFETY: that many bytes were allocated.
         unsafe { at.write_bytes(0, bytes) };
         Ok(Box::new(HostMemory { at, bytes, used: Cell::new(0), queue: Arc::clone(self) }))
     }
@@ -71,7 +71,7 @@ impl Queue {
     }
 
     /// Counts a use of page-locked memory that has just been queued: a wait that starts later covers it. A recorded use
-    /// recurs with every launch of the graph, and never ends.
+    /// recurs with every launch of the graph, so it never ends.
     fn used(&self) -> u64 {
         if RECORDS.get() { u64::MAX } else { self.uses.fetch_add(1, Ordering::AcqRel) + 1 }
     }
@@ -88,7 +88,7 @@ pub(super) fn failed(what: &str) -> impl FnOnce(DriverError) -> CudaError + '_ {
     }
 }
 
-/// Whether every later call in this process will fail too.
+/// Returns whether every later call in this process will fail too.
 fn is_fatal(error: DriverError) -> bool {
     use sys::CUresult as Code;
     matches!(
@@ -114,7 +114,7 @@ fn is_fatal(error: DriverError) -> bool {
     )
 }
 
-/// The driver's message for an error.
+/// Returns the driver's message for an error.
 pub(super) fn words(error: DriverError) -> String {
     match (error.error_name(), error.error_string()) {
         (Ok(name), Ok(text)) => format!("{} ({})", text.to_string_lossy(), name.to_string_lossy()),
@@ -137,7 +137,7 @@ impl Event for StreamEvent {
 struct HostMemory {
     at: *mut u8,
     bytes: usize,
-    /// Its last use, as counted by [`Queue::used`]; a recorded use never ends.
+    /// The last use of this memory, as counted by [`Queue::used`]; a recorded use never ends.
     used: Cell<u64>,
     queue: Arc<Queue>,
 }
@@ -152,7 +152,7 @@ impl Pinned for HostMemory {
         if self.used.get() > self.queue.done.load(Ordering::Acquire) {
             self.queue.wait("a step")?;
         }
-        // SAFETY: so many initialised bytes, which the device no longer uses.
+        // SAFETY: that many initialized bytes, which the device no longer uses.
         Ok(unsafe { std::slice::from_raw_parts_mut(self.at, self.bytes) })
     }
 
@@ -161,7 +161,7 @@ impl Pinned for HostMemory {
         let at = at.min(self.bytes);
         // SAFETY: within the allocation; no thread writes to it until the stream is done (`bytes` waits).
         let bytes = unsafe { std::slice::from_raw_parts(self.at.add(at), len.min(self.bytes - at)) };
-        // SAFETY: the buffer is as long.
+        // SAFETY: the buffer is long enough.
         let status = unsafe { result::memcpy_htod_async(to, bytes, self.queue.raw()) };
         self.used.set(self.used.get().max(self.queue.used()));
         status.map_err(failed("copy to the device"))
@@ -172,7 +172,7 @@ impl Pinned for HostMemory {
         let at = at.min(self.bytes);
         // SAFETY: within the allocation; no thread reads it until the stream is done (`bytes` waits).
         let bytes = unsafe { std::slice::from_raw_parts_mut(self.at.add(at), len.min(self.bytes - at)) };
-        // SAFETY: the buffer is as long.
+        // SAFETY: the buffer is long enough.
         let status = unsafe { result::memcpy_dtoh_async(bytes, from, self.queue.raw()) };
         self.used.set(self.used.get().max(self.queue.used()));
         status.map_err(failed("copy from the device"))

@@ -14,27 +14,27 @@ use crate::memory::StateType;
 /// Columns per thread of a scan, and tokens per block of the features kernel.
 const SCAN_COLUMNS: usize = 2;
 const FEATURE_TOKENS: usize = 8;
-/// Most threads of a block of a step; of a scan, most that have columns, and those that have none.
+/// The most threads in a block of a step; in a block of a scan, the most threads that have columns, and the others.
 const STEP_THREADS: usize = 256;
 const SCAN_THREADS: usize = 128;
 const SCAN_HELPERS: usize = 128;
 
-/// The heads of one layer.
+/// The recurrence of one layer's heads.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Recurrence {
     pub(super) heads: usize,
     pub(super) d: usize,
     pub(super) features: usize,
     pub(super) proj_dim: usize,
-    /// As `Map` in model/cuda/recurrence.cuh.
+    /// The feature map; as `Map` in model/cuda/recurrence.cuh.
     pub(super) map: usize,
     /// The floor of the denominator, as a share of c.
     pub(super) eps: f32,
-    /// The layer's index, which the rounding of a bf16 state depends on.
+    /// The layer's index, on which the rounding of a bf16 state depends.
     pub(super) layer: usize,
 }
 
-/// The addresses of the recurrence's inputs and outputs on the device; 0 for what the layer does not have.
+/// The addresses of the recurrence's inputs and outputs on the device; 0 for those that the layer lacks.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Addresses {
     pub(super) qkv: u64,     // (rows, time, 3 heads d)
@@ -67,7 +67,7 @@ impl Recurrence {
     /// Updates the states of the step's slots and reads them out. A step of several tokens has one slot.
     pub(super) fn forward(&self, device: &CudaDevice, step: Step, layer: Layer, at: Addresses) -> Result<()> {
         let (rows, time, one) = (step.rows, step.time, step.time == 1);
-        // With many rows, a kernel of its own reads a head's W once for eight of them.
+        // With many rows, a separate kernel computes the features and reads a head's W once for eight rows.
         let fused = one && rows < FEATURE_TOKENS;
         let part = rows_of_a_thread(self.features);
         let columns = if part == 16 { 4 } else { 8 };
@@ -116,7 +116,7 @@ impl Recurrence {
         let shared = numbers * size_of::<f32>();
         launch(device, &kernel, [self.heads, rows, blocks], threads, shared, &[Arg::Struct(&of)])?;
         if blocks > 1 {
-            // Only a scan has several blocks for a head.
+            // Only a scan has several blocks per head.
             let Some(slot) = step.one_slot else {
                 return Err(CudaError::Unsupported("a scan must have one slot".into()));
             };
@@ -127,7 +127,7 @@ impl Recurrence {
     }
 }
 
-/// Numbers of shared memory of a block of a scan: `Stages` in model/cuda/scan.cuh.
+/// Returns the numbers of shared memory in a block of a scan: `Stages` in model/cuda/scan.cuh.
 fn scan_numbers(part: usize) -> usize {
     let tokens = match part {
         16 => 4,
@@ -135,14 +135,15 @@ fn scan_numbers(part: usize) -> usize {
         _ => 8,
     };
     let columns = SCAN_THREADS / 16 * SCAN_COLUMNS;
-    // In two stages q, take k and z, v, a part of each readout from sixteen threads, c and a scale; in three a gate.
+    // Two stages hold q, `take k`, z, v, a part of each readout from sixteen threads, c and a scale; three hold a gate.
     let of_a_token = 2 * (3 * 16 * part + columns + 16 * columns + 2) + 3 * 4;
     tokens * of_a_token
 }
 
-/// The short convolution of each row's tokens: x -> y, both (rows, time, channels); updates the slots' last inputs.
+/// Applies the short convolution and SiLU to each row's tokens: x -> y, both (rows, time, channels); updates the slots'
+/// last inputs.
 ///
-/// weight: (taps, channels), and taps; tails: the address of slot 0's, and the numbers between two slots.
+/// weight: (taps, channels), and taps; tails: the address of slot 0's last inputs, and the numbers from slot to slot.
 pub(super) fn conv_silu(
     device: &CudaDevice,
     step: Step,

@@ -1,5 +1,5 @@
-//! The layout of a slot's state on the device, in three parts, and its conversion to the numbers of an export and back. It
-//! handles bytes alone; `pool` and `transfer` copy them.
+//! The layout of a slot's state on the device, in three parts, and its conversion to the numbers of an export and back.
+//! This module only handles bytes; `pool` and `transfer` copy them.
 
 use super::plan::{column, width};
 use super::weights::nearest;
@@ -10,27 +10,27 @@ use crate::memory::StateType;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shape {
     pub(super) layout: StateLayout,
-    /// The number format of S; all else is f32.
+    /// The number format of S; everything else is f32.
     pub(super) state: StateType,
     pub(super) features: usize,
     pub(super) head_dim: usize,
 }
 
 impl Shape {
-    /// Bytes of a slot's parts: S (layers, heads, d, column); z and c (layers, heads, F + 1); the convolutions' inputs
-    /// (layers, taps, channels).
+    /// Returns the bytes of a slot's parts: S (layers, heads, d, column); z and c (layers, heads, F + 1); the
+    /// convolutions' inputs (layers, taps, channels).
     pub(super) fn parts(&self) -> [usize; 3] {
         let heads = self.layout.layers * self.layout.heads;
         let sums = heads * (self.features + 1) * size_of::<f32>();
         [heads * self.head_dim * self.column(), sums, self.layout.conv() * size_of::<f32>()]
     }
 
-    /// Bytes of a column of S.
+    /// Returns the bytes of a column of S.
     fn column(&self) -> usize {
         column(self.features) * width(self.state)
     }
 
-    /// The numbers of a slot's parts, in the order of an export.
+    /// Returns the numbers of a slot's parts, in the order of an export.
     pub(super) fn numbers(&self, [s, sums, tails]: [&[u8]; 3]) -> Vec<f32> {
         let mut numbers = Vec::with_capacity(self.layout.numbers());
         let sums = sums.chunks_exact((self.features + 1) * size_of::<f32>());
@@ -54,8 +54,8 @@ impl Shape {
         }
     }
 
-    /// Fills a slot's parts with the numbers of an export, which must fit the layout. Numbers held as bf16 are rounded to
-    /// the nearest.
+    /// Fills a slot's parts with the numbers of an export, which must fit the layout. Numbers held as bf16 are rounded
+    /// to nearest.
     pub(super) fn fill(&self, numbers: &[f32], [s, sums, tails]: [&mut [u8]; 3]) {
         let (memories, rest) = numbers.split_at(self.layout.memory());
         let heads = memories.chunks_exact(self.layout.head);

@@ -1,5 +1,5 @@
-//! The kernels against references in f64 (bf16 states are tested in model/tests/cuda.rs): random inputs, poisoned
-//! outputs, sizes that fill no block. On the emulator, or on the GPU that TIDEGATE_TEST_DEVICE names.
+//! Tests the kernels against f64 references (model/tests/cuda.rs tests bf16 states): random inputs, poisoned outputs,
+//! sizes that fill no block. Runs on the emulator, or on the GPU that `TIDEGATE_TEST_DEVICE` names.
 
 mod choosing;
 mod failures;
@@ -27,7 +27,7 @@ pub(super) fn normals(seed: u64, len: usize) -> Vec<f32> {
     (0..len).map(|_| normals.normal() as f32).collect()
 }
 
-/// A poisoned buffer: NaN.
+/// Returns a poisoned buffer: all NaN.
 pub(super) fn poisoned(device: &CudaDevice, len: usize) -> Buffer {
     device.floats("a test", &vec![f32::NAN; len]).unwrap()
 }
@@ -38,7 +38,7 @@ pub(super) fn read(device: &CudaDevice, at: u64, len: usize) -> Vec<f32> {
     super::pool::floats(&bytes).collect()
 }
 
-/// Numbers rounded to a kind.
+/// Returns numbers rounded to a kind.
 fn rounded(numbers: &[f32], kind: Kind) -> Vec<f32> {
     let round = |&v: &f32| match kind {
         Kind::F32 => v,
@@ -48,7 +48,7 @@ fn rounded(numbers: &[f32], kind: Kind) -> Vec<f32> {
     numbers.iter().map(round).collect()
 }
 
-/// A matrix (rows, columns) of a kind.
+/// Returns a matrix (rows, columns) of a kind.
 fn matrix(numbers: &[f32], rows: usize, kind: Kind) -> Matrix<'static> {
     let bytes: Vec<u8> = match kind {
         Kind::F32 => super::device::bytes_of(numbers),
@@ -67,7 +67,7 @@ fn kind_bytes(kind: Kind) -> usize {
     if kind == Kind::F32 { 4 } else { 2 }
 }
 
-/// x (rows, ins) as inputs of a product, whose padding is 0.
+/// Returns x (rows, ins) as inputs of a product, with zeros as padding.
 fn inputs(device: &CudaDevice, x: &[f32], rows: usize, kind: Kind) -> Inputs {
     let ins = x.len() / rows;
     let inputs = Inputs::new(device, rows, ins).unwrap();
@@ -79,7 +79,7 @@ fn inputs(device: &CudaDevice, x: &[f32], rows: usize, kind: Kind) -> Inputs {
     inputs
 }
 
-/// `x W^T` in f64. x: (rows, ins), w: (outs, ins)
+/// Returns `x W^T` in f64. x: (rows, ins), w: (outs, ins)
 fn product(x: &[f32], w: &[f32], ins: usize) -> Vec<f64> {
     let dot = |x: &[f32], w: &[f32]| x.iter().zip(w).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
     x.chunks_exact(ins).flat_map(|x| w.chunks_exact(ins).map(move |w| dot(x, w))).collect()
@@ -94,15 +94,15 @@ pub(super) fn close(got: &[f32], want: &[f64], bound: f64, what: &str) {
 }
 
 const KINDS: [Kind; 3] = [Kind::F32, Kind::Bf16, Kind::F16];
-/// Numbers of rows that use each of the kernels and fill no block.
+/// Row counts that use all of the kernels and fill no block.
 const ROWS: [usize; 5] = [1, 7, 13, 30, 139];
 
 #[test]
 fn products_are_stored_and_added() {
     let device = device();
     let outs = 51;
-    // The widths are of less than a tile a slice, of stages whose tiles are of one slice, and of more columns than a block of
-    // the f32 kernels reads at once.
+    // The widths: less than a tile per slice; stages whose tiles belong to one slice; more columns than a block of the
+    // f32 kernels reads at once.
     for (kind, ins) in KINDS.into_iter().flat_map(|kind| [(kind, 88), (kind, 600), (kind, 1_030)]) {
         let w = rounded(&normals(1, outs * ins), kind);
         for (seed, rows) in ROWS.into_iter().enumerate() {
@@ -120,7 +120,7 @@ fn products_are_stored_and_added() {
                 let same = read(&device, y.at, rows * outs).iter().zip(&got).all(|(a, b)| a.to_bits() == b.to_bits());
                 assert!(same, "{kind:?}, {rows} rows by {form:?}");
             }
-            // So it does with each row alone, for which the f32 kernels are chosen otherwise.
+            // So does a row alone, for which another f32 kernel may be chosen.
             let last =
                 Rows { at: x.rows(kind).at + ((rows - 1) * x.stride * kind_bytes(kind)) as u64, stride: x.stride };
             let alone = poisoned(&device, outs);
@@ -231,7 +231,7 @@ fn norms_against_f64() {
         let halves: Vec<f32> =
             bytes.as_chunks::<2>().0.iter().map(|&b| half::bf16::from_le_bytes(b).to_f32()).collect();
         assert_eq!(halves, rounded(&plain, Kind::Bf16));
-        // Of each head: the rows are (1, rows) heads of `dim`.
+        // The norm of each head: here (1, rows) heads of `dim`.
         let y = poisoned(&device, rows * dim);
         norm.heads(&device, 1, rows, from.at, Rows { at: y.at, stride: rows * dim }, Kind::F32).unwrap();
         close(&read(&device, y.at, rows * dim), &want, 2e-6, "heads");

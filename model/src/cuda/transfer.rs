@@ -1,6 +1,6 @@
-//! A thread beside the one that steps, which copies states between the device and the host through page-locked memory on
-//! a stream of its own. Neither the copies nor the conversion of the numbers delay a step. It does not check slots: that
-//! a slot in transfer takes part in nothing else is the pool's duty.
+//! A background thread that copies states between the device and the host, through page-locked memory and on its own
+//! stream. Neither the copies nor the conversion of the numbers delays a step of the other thread. The thread does not
+//! check slots: the pool must ensure that a slot in transfer takes part in nothing else.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -13,28 +13,28 @@ use super::states::Shape;
 use crate::cuda_error::CudaError;
 use crate::language_model::{SharedState, Transfer};
 
-/// What is called when a transfer ends.
+/// The callback for the end of a transfer.
 type Wake = Arc<dyn Fn() + Send + Sync>;
 
-/// Which way a state goes.
+/// The direction in which a state is copied.
 pub(super) enum Direction {
     ToHost,
-    /// The numbers stay until they are on the device.
+    /// The numbers are kept until they are on the device.
     ToDevice(SharedState),
 }
 
 /// A transfer for the thread.
 struct Job {
-    /// The copies start after it.
+    /// The copies start after this event.
     after: Box<dyn Event>,
-    /// Where the slot's parts are on the device.
+    /// The addresses of the slot's parts on the device.
     parts: [u64; 3],
     direction: Direction,
-    /// Receives the state's numbers if they went to the host, none if they went to the device.
+    /// Receives the state's numbers after a copy to the host, and no numbers after a copy to the device.
     result: Sender<Result<Vec<f32>>>,
 }
 
-/// The transfers of a pool's slots, at most one for each.
+/// The transfers of a pool's slots, at most one per slot.
 pub(super) struct Transfers {
     gpu: Arc<dyn Gpu>,
     shape: Shape,
@@ -56,7 +56,8 @@ impl Transfers {
         Self { gpu: Arc::clone(gpu), shape, thread: None, wake: Arc::new(|| {}), pending }
     }
 
-    /// Sets what is called, on another thread, whenever a transfer ends. Takes effect before the first transfer only.
+    /// Sets the callback that runs, on another thread, whenever a transfer ends. Takes effect only before the first
+    /// transfer.
     pub(super) fn on_end(&mut self, wake: Wake) {
         self.wake = wake;
     }
@@ -77,7 +78,7 @@ impl Transfers {
         Ok(Transfer::Pending)
     }
 
-    /// The progress of a slot's transfer; never waits.
+    /// Returns the progress of a slot's transfer without waiting.
     pub(super) fn poll(&mut self, slot: usize) -> Result<Transfer> {
         let result = match self.pending[slot].as_ref().map(Receiver::try_recv) {
             Some(Ok(result)) => result,
@@ -89,7 +90,7 @@ impl Transfers {
     }
 }
 
-/// The thread. When this is dropped it ends after the transfer in progress, and before those that wait.
+/// The background thread. On drop, it ends after the transfer in progress, without starting those that wait.
 struct TransferThread {
     jobs: Option<Sender<Job>>,
     stop: Arc<AtomicBool>,
@@ -108,7 +109,7 @@ impl TransferThread {
         Ok(Self { jobs: Some(sender), stop, thread: Some(thread) })
     }
 
-    /// Fails if the thread has ended by a panic.
+    /// Passes a job to the thread; fails if the thread has panicked.
     fn send(&self, job: Job) -> Result<()> {
         let sent = self.jobs.as_ref().map(|jobs| jobs.send(job));
         sent.and_then(std::result::Result::ok).ok_or_else(|| thread_error("it panicked"))
@@ -124,7 +125,7 @@ impl Drop for TransferThread {
         self.stop.store(true, Ordering::Relaxed);
         self.jobs = None;
         if let Some(thread) = self.thread.take() {
-            // The owners of the transfers that a panic has ended have got an error.
+            // The owners of transfers that a panic ended have received an error.
             let _ = thread.join();
         }
     }
@@ -148,10 +149,10 @@ fn run(jobs: &Receiver<Job>, gpu: &dyn Gpu, shape: &Shape, (wake, stop): (&(dyn 
     }
 }
 
-/// Bytes of one copy. A step's own copies take turns with these on the same bus, and wait for one of them at most.
+/// Bytes per copy. A step's own copies take turns with these on the same bus, and wait for at most one of them.
 const PIECE: usize = 1 << 20;
 
-/// The start and the length of each piece of so many bytes.
+/// Returns the start and the length of each piece of `bytes` bytes.
 fn pieces_of(bytes: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..bytes).step_by(PIECE).map(move |at| (at, PIECE.min(bytes - at)))
 }
@@ -169,7 +170,7 @@ fn transfer(
         *memory = gpu.pinned_beside(&lengths)?;
     }
     let [s, sums, tails] = &mut memory[..] else { return Err(thread_error("its memory has not three parts")) };
-    // A model without convolutions has no inputs of theirs.
+    // A model without convolutions has no convolution inputs.
     let pieces = || parts.into_iter().zip(lengths).filter(|(_, len)| *len > 0);
     match direction {
         Direction::ToHost => {

@@ -15,33 +15,33 @@ pub(super) enum Kind {
     F16 = 2,
 }
 
-/// Columns of a tile; the rows of an input are padded to a multiple.
+/// Columns of a tile; the rows of an input are padded to a multiple of it.
 pub(super) const TILE_COLUMNS: usize = 32;
 const TILE_ROWS: usize = 16;
 const TILE: usize = TILE_ROWS * TILE_COLUMNS;
 
-/// How matrices of one input are joined.
+/// How matrices that share an input are joined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stack {
     /// One below the other.
     Under,
-    /// Two matrices in turn, eight rows of each, as SwiGLU needs them.
+    /// Two matrices in alternation, eight rows of each, as SwiGLU needs them.
     Paired,
 }
 
-/// Matrices of one input, packed for the device.
+/// Matrices that share an input, packed for the device.
 #[derive(Debug)]
 pub(super) struct Packed {
     pub(super) kind: Kind,
     pub(super) bytes: Vec<u8>,
-    /// Of all matrices.
+    /// The rows of all matrices.
     pub(super) rows: usize,
     pub(super) columns: usize,
 }
 
 impl Kind {
-    /// The device type of matrices that share an input or follow one another: bf16 if all are bf16; f16 if all are f16 or
-    /// quantised; else f32.
+    /// Returns the device type of matrices that share an input or follow one another: bf16 if all are bf16; f16 if all
+    /// are f16 or quantized; else f32.
     pub(super) fn of(matrices: &[&Matrix<'_>]) -> Self {
         if matrices.iter().all(|m| m.kind == WeightType::Bf16) {
             Self::Bf16
@@ -53,7 +53,7 @@ impl Kind {
     }
 }
 
-/// A matrix's numbers as 16-bit floats of this kind; unchanged if it is their own.
+/// Returns a matrix's numbers as 16-bit floats of this kind, unchanged if they already have it.
 fn halves(matrix: &Matrix<'_>, kind: Kind) -> Result<Vec<u16>, LoadError> {
     if matches!((matrix.kind, kind), (WeightType::Bf16, Kind::Bf16) | (WeightType::F16, Kind::F16)) {
         return Ok(matrix.bytes.as_chunks::<2>().0.iter().map(|&b| u16::from_le_bytes(b)).collect());
@@ -62,12 +62,12 @@ fn halves(matrix: &Matrix<'_>, kind: Kind) -> Result<Vec<u16>, LoadError> {
     Ok(singles(matrix)?.into_iter().map(round).collect())
 }
 
-/// A matrix's numbers as f32.
+/// Returns a matrix's numbers as f32.
 fn singles(matrix: &Matrix<'_>) -> Result<Vec<f32>, LoadError> {
     widen(matrix.kind, &matrix.bytes).map_or_else(|| dequantised(matrix), Ok)
 }
 
-/// A quantised matrix as f32, dequantised by candle.
+/// Returns a quantized matrix as f32, dequantized by candle.
 fn dequantised(matrix: &Matrix<'_>) -> Result<Vec<f32>, LoadError> {
     let kind = match matrix.kind {
         WeightType::Q8_0 => GgmlDType::Q8_0,
@@ -81,7 +81,7 @@ fn dequantised(matrix: &Matrix<'_>) -> Result<Vec<f32>, LoadError> {
     Ok(tensor.dequantize(&Device::Cpu)?.flatten_all()?.to_vec1()?)
 }
 
-/// Packs matrices of one input (each (rows, columns)) for the device.
+/// Packs matrices that share an input (each (rows, columns)) for the device.
 pub(super) fn pack(matrices: &[&Matrix<'_>], stack: Stack, kind: Kind) -> Result<Packed, LoadError> {
     let rows = matrices.iter().map(|m| m.rows).sum();
     let columns = matrices.first().map_or(0, |m| m.columns);
@@ -95,14 +95,14 @@ pub(super) fn pack(matrices: &[&Matrix<'_>], stack: Stack, kind: Kind) -> Result
     Ok(Packed { kind, bytes, rows, columns })
 }
 
-/// The numbers (rows, columns) in tiles, in the order of the fragments' registers: see model/cuda/linear.cuh.
+/// Lays out the numbers (rows, columns) in tiles, in the order of the fragments' registers: see model/cuda/linear.cuh.
 fn tiles(numbers: &[u16], rows: usize, columns: usize, stack: Stack) -> Vec<u8> {
     let across = columns.div_ceil(TILE_COLUMNS);
     let down = match stack {
         Stack::Under => rows.div_ceil(TILE_ROWS),
         Stack::Paired => (rows / 2).div_ceil(TILE_ROWS / 2),
     };
-    // The matrix row of a tile's row; none after the last.
+    // The matrix row for a row of a tile; none after the last.
     let source = |tile: usize, row: usize| match stack {
         Stack::Under => Some(tile * TILE_ROWS + row).filter(|&row| row < rows),
         Stack::Paired => {
@@ -126,7 +126,7 @@ fn tiles(numbers: &[u16], rows: usize, columns: usize, stack: Stack) -> Vec<u8> 
     out
 }
 
-/// A number of S as bf16, rounded to the nearest.
+/// Returns a number of S as bf16, rounded to nearest.
 pub(super) fn nearest(v: f32) -> [u8; 2] {
     bf16::from_f32(v).to_le_bytes()
 }

@@ -1,4 +1,4 @@
-//! The decoder as a [`Backend`].
+//! Implements [`Backend`] for the decoder.
 
 use super::Decoder;
 use crate::config::SourceConfig;

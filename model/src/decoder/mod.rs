@@ -1,4 +1,4 @@
-//! The decoder: takes token ids, advances states of constant size, and returns logits.
+//! The decoder: reads token ids, advances constant-size states, and returns logits.
 
 mod backend;
 
@@ -15,8 +15,8 @@ use crate::probe::Probe;
 use crate::state::{PoolOptions, StatePool, Workspace, can_allocate};
 use crate::weights::{LoadError, Source, WeightType, Weights};
 
-/// Tokens of a text that are computed together. Fewer would read the weights more often; the intermediate results of more
-/// do not fit into a core's cache.
+/// Tokens per prefill chunk. Smaller chunks read the weights more often; the intermediate results of larger ones do not
+/// fit into a core's cache.
 const CHUNK: usize = 128;
 
 /// A decoder. Its weights are read-only: one decoder serves any number of pools.
@@ -31,10 +31,10 @@ pub struct Decoder {
     weight_type: WeightType,
 }
 
-/// What a step reads.
+/// How a step reads its tokens.
 enum Reading<'a> {
     Text,
-    /// By the form of the recurrence that counts.
+    /// Uses the chunked form of the recurrence, which collects statistics.
     Probed(&'a mut Probe),
     Drafts,
 }
@@ -58,11 +58,11 @@ impl Decoder {
         Ok(Self { config, embedding, encoder, layers, norm, head, weight_type })
     }
 
-    /// A decoder of random weights, for measurements: matrices are of type `weights`, or f16 where their rows are not
-    /// whole blocks of it.
+    /// Creates a decoder with random weights, for benchmarks. Matrices have type `weights`, or f16 if their rows are
+    /// not whole blocks of it.
     ///
     /// # Errors
-    /// [`LoadError::Config`] when the config is out of its bounds.
+    /// [`LoadError::Config`] when the config is out of bounds.
     pub fn random(config: DecoderConfig, weights: WeightType, seed: u64) -> std::result::Result<Self, LoadError> {
         config.validate()?;
         Self::new(config, &Weights::new(&Source::Random(weights, seed)))
@@ -73,26 +73,26 @@ impl Decoder {
         &self.config
     }
 
-    /// The type of the output head's weights, and of the layers' weights except matrices whose rows are not whole blocks
-    /// of it.
+    /// The type of the output head's weights. The layers' weights have the same type, except for matrices whose rows
+    /// are not whole blocks of it.
     pub fn weight_type(&self) -> WeightType {
         self.weight_type
     }
 
-    /// Bytes in memory of the matrices that a token reads. A separate embedding is not counted: a token reads one row of
-    /// it.
+    /// Bytes in memory of the matrices that a token reads. A separate embedding does not count, because a token reads
+    /// only one of its rows.
     pub fn weight_bytes(&self) -> usize {
         self.layers.bytes() + self.head.bytes()
     }
 
-    /// The largest maximum that a key of each head can have: (layers, heads), or empty if states have no maxima.
+    /// The upper bound of each head's key maximum: (layers, heads), or empty if states have no maxima.
     ///
-    /// A larger one in a state came from no text, and would outweigh every key to come.
+    /// A larger maximum in a state cannot come from any text, and would outweigh every later key.
     pub fn greatest_maxima(&self) -> Vec<f32> {
         self.layers.greatest_maxima()
     }
 
-    /// A pool of `slots` empty conversations for this decoder, states in f32.
+    /// Creates a pool of `slots` empty conversations for this decoder, with f32 states.
     ///
     /// # Errors
     /// As for [`Self::new_pool_with`].
@@ -100,33 +100,34 @@ impl Decoder {
         self.new_pool_with(PoolOptions::new(slots))
     }
 
-    /// A pool of empty conversations for this decoder.
+    /// Creates a pool of empty conversations for this decoder.
     ///
     /// # Errors
-    /// [`ModelError::Argument`] when there are no slots, or the system does not have enough memory.
+    /// [`ModelError::Argument`] when there are no slots or not enough memory.
     pub fn new_pool_with(&self, options: PoolOptions) -> Result<StatePool> {
         StatePool::new(&self.config, &*self.layers, options)
     }
 
-    /// All logits of some new tokens of each row.
+    /// Reads new tokens in each row and returns the logits after every one of them.
     ///
-    /// ids: (batch, time) u32; slots: one for each row, all different, whose states advance by `time` tokens.
+    /// ids: (batch, time) u32; slots: one per row, all different, whose states advance by `time` tokens.
     /// -> (batch, time, vocab) f32
     ///
-    /// The bits of logits and states depend on the text alone: not on how it is cut into calls, nor on the other rows of
-    /// the batch.
+    /// The bits of logits and states depend only on the text: not on how it is divided into calls, nor on the other
+    /// rows of the batch.
     ///
     /// # Errors
-    /// When an id is outside the vocabulary, a slot is out of range, named twice, incomplete or without the source that a
-    /// text of an encoder-decoder begins with, `ids` is empty, or the pool belongs to another decoder: then nothing has
-    /// changed. After any other error the slots are incomplete, and are refused until they are reset.
+    /// After these errors nothing has changed: an id is outside the vocabulary; a slot is out of range, named twice,
+    /// incomplete, or lacks the source that a text of an encoder-decoder begins with; `ids` is empty; or the pool
+    /// belongs to another decoder. After any other error the slots are incomplete, and are rejected until a reset.
     pub fn forward(&self, ids: &Tensor, pool: &mut StatePool, slots: &[usize]) -> Result<Tensor> {
         self.all_logits(ids, pool, slots, None)
     }
 
-    /// [`Self::forward`] by the chunked form of the recurrence, which counts the denominators and gates of every layer in
-    /// `probe`. Logits differ by rounding (under 1e-4; a state in bf16 is rounded to the nearest at the end of each call).
-    /// Softmax, the hybrid and cross attention have one form and the same bits; cross attention is not counted.
+    /// Like [`Self::forward`], but uses the chunked form of the recurrence and records the denominators and gates of
+    /// every layer in `probe`. Logits differ by rounding (under 1e-4; a bf16 state is rounded to nearest at the end of
+    /// each call). Softmax, hybrid and cross attention have only one form, with the same bits; cross attention is not
+    /// recorded.
     ///
     /// # Errors
     /// As for [`Self::forward`].
@@ -141,7 +142,7 @@ impl Decoder {
         self.all_logits(ids, pool, slots, Some(probe))
     }
 
-    /// Reads some tokens of one conversation -> the logits after the last one (vocab)
+    /// Reads tokens into one conversation -> the logits after the last one (vocab)
     ///
     /// # Errors
     /// As for [`Self::forward`].
@@ -151,14 +152,14 @@ impl Decoder {
         Ok(logits)
     }
 
-    /// [`Self::prefill_logits`] into a buffer that the caller keeps.
+    /// Like [`Self::prefill_logits`], with a buffer that the caller reuses.
     fn prefill_logits_into(&self, ids: &[u32], pool: &mut StatePool, slot: usize, logits: &mut Vec<f32>) -> Result<()> {
         let last = self.read(ids, pool, slot)?;
         self.logits(pool, 1, last - 1..last, logits);
         Ok(())
     }
 
-    /// Reads some tokens of one conversation without computing logits.
+    /// Reads tokens into one conversation without computing logits.
     ///
     /// # Errors
     /// As for [`Self::forward`].
@@ -166,7 +167,7 @@ impl Decoder {
         self.read(ids, pool, slot).map(|_| ())
     }
 
-    /// Reads tokens chunk by chunk; returns the length of the last chunk.
+    /// Reads tokens chunk by chunk. Returns the length of the last chunk.
     fn read(&self, ids: &[u32], pool: &mut StatePool, slot: usize) -> Result<usize> {
         self.check_ids(ids)?;
         let (before, last) = ids.split_at(ids.len().saturating_sub(1) / CHUNK * CHUNK);
@@ -176,14 +177,14 @@ impl Decoder {
         Ok(last.len())
     }
 
-    /// Empties a slot and reads the source of an encoder-decoder into it. The text then begins with the decoder's start
-    /// token.
+    /// Resets a slot and reads the source of an encoder-decoder into it. The text must then begin with the decoder's
+    /// start token.
     ///
     /// # Errors
-    /// When the model has no encoder, `ids` is empty or longer than the config's `max_source_positions`, an id is outside
-    /// the vocabulary, the slot is out of range, the pool belongs to another decoder, or the system does not have enough
-    /// memory: then nothing has changed. After any other error the slot is refused until it is reset or reads another
-    /// source.
+    /// After these errors nothing has changed: the model has no encoder, `ids` is empty or longer than the config's
+    /// `max_source_positions`, an id is outside the vocabulary, the slot is out of range, the pool belongs to another
+    /// decoder, or there is not enough memory. After any other error the slot is rejected until it is reset or reads
+    /// another source.
     pub fn read_source(&self, ids: &[u32], pool: &mut StatePool, slot: usize) -> Result<()> {
         let (Some(encoder), Some(source)) = (&self.encoder, self.config.source()) else {
             return Err(ModelError::NoEncoder);
@@ -210,7 +211,7 @@ impl Decoder {
         Ok(())
     }
 
-    /// Reads one token of each row -> logits (rows, vocab), row after row
+    /// Reads one token in each row -> logits (rows, vocab), row-major
     ///
     /// # Errors
     /// As for [`Self::forward`].
@@ -220,7 +221,8 @@ impl Decoder {
         Ok(logits)
     }
 
-    /// [`Self::decode`] into a buffer that the caller keeps. After the first step of as many rows, nothing is allocated.
+    /// Like [`Self::decode`], with a buffer that the caller reuses. After the first step with as many rows, nothing is
+    /// allocated.
     ///
     /// # Errors
     /// As for [`Self::forward`].
@@ -233,19 +235,20 @@ impl Decoder {
         Ok(())
     }
 
-    /// Whether the decoder reads drafts: all mixers but those with a window.
+    /// Whether the decoder can verify draft tokens. Mixers with a window cannot.
     pub fn speculates(&self) -> bool {
         self.layers.speculate()
     }
 
-    /// Reads as many drafts of each row in one step, and leaves the states as they are: how many of them each slot keeps is
-    /// decided in view of the logits. Until [`Self::keep`] or a reset, all other calls refuse these slots.
+    /// Reads the same number of draft tokens in each row in one step, without changing the states: the caller decides
+    /// from the logits how many drafts each slot keeps. Until [`Self::keep`] or a reset, all other calls reject these
+    /// slots.
     ///
-    /// ids: (rows, time), row after row -> logits: (rows, time, vocab), of the bits that [`Self::decode`] gives token by
-    /// token
+    /// ids: (rows, time), row-major -> logits: (rows, time, vocab), with the same bits that [`Self::decode`] gives
+    /// token by token
     ///
     /// # Errors
-    /// The decoder reads no drafts, or as for [`Self::forward`].
+    /// The decoder cannot verify drafts, or as for [`Self::forward`].
     pub fn verify_into(&self, ids: &[u32], pool: &mut StatePool, slots: &[usize], logits: &mut Vec<f32>) -> Result<()> {
         if !self.speculates() {
             return Err(ModelError::NoSpeculation);
@@ -255,12 +258,12 @@ impl Decoder {
         Ok(())
     }
 
-    /// Makes the first `count` of a slot's drafts a part of its text, whose state then has the bits of reading them one after
-    /// another.
+    /// Appends the first `count` draft tokens of a slot to its text. The state then has the same bits as if the tokens
+    /// had been decoded one by one.
     ///
     /// # Errors
-    /// The slot has read no drafts since its last change, or not so many, or another step of drafts has followed: then
-    /// nothing has changed. After any other error the slot must be reset.
+    /// After these errors nothing has changed: the slot has read no drafts since its last change, it has read fewer
+    /// than `count`, or other slots have read drafts since. After any other error the slot must be reset.
     pub fn keep(&self, pool: &mut StatePool, slot: usize, count: usize) -> Result<()> {
         self.check_pool(pool)?;
         let Some(row) = pool.parts().1.drafted.iter().position(|&drafted| drafted == slot) else {
@@ -291,7 +294,7 @@ impl Decoder {
         Ok(Tensor::from_vec(logits, (batch, time, self.config.vocab_size), &Device::Cpu)?)
     }
 
-    /// The logits of some tokens of each row, after [`Self::hidden`].
+    /// Computes the logits of the tokens `tokens` of each row, after [`Self::hidden`].
     fn logits(&self, pool: &mut StatePool, rows: usize, tokens: std::ops::Range<usize>, logits: &mut Vec<f32>) {
         let hidden = self.config.hidden_size;
         let Workspace { cx, x, last, .. } = pool.parts().1;
@@ -304,7 +307,7 @@ impl Decoder {
         self.head.forward(cx, last, logits);
     }
 
-    /// Takes the rows forward; leaves the residual stream (rows, time, hidden) in the pool.
+    /// Runs the layers for the rows' tokens, and leaves the residual stream (rows, time, hidden) in the pool.
     fn hidden(&self, ids: &[u32], pool: &mut StatePool, slots: &[usize], reading: Reading<'_>) -> Result<()> {
         let (rows, hidden) = (slots.len(), self.config.hidden_size);
         if ids.is_empty() || rows == 0 || !ids.len().is_multiple_of(rows) {
@@ -325,7 +328,7 @@ impl Decoder {
         let drafts = matches!(reading, Reading::Drafts);
         let probe = if let Reading::Probed(probe) = reading { Some(probe) } else { None };
         if drafts {
-            // The buffers of earlier drafts are used again.
+            // This step reuses the buffers of earlier drafts.
             drafted.clear();
         }
         let rows = Rows { slots, positions, time, angles: rope.then_some(&*angles), layer: 0, drafts };
@@ -356,7 +359,7 @@ impl Decoder {
         }
     }
 
-    /// The tokens' rows of the embedding. x: (tokens, hidden)
+    /// Looks up the tokens' rows of the embedding. x: (tokens, hidden)
     fn embed(&self, ids: &[u32], x: &mut [f32]) {
         for (&id, x) in ids.iter().zip(x.chunks_exact_mut(self.config.hidden_size)) {
             match &self.embedding {

@@ -6,7 +6,7 @@ use super::matrices::RandomMatrices;
 use crate::error::Result;
 use crate::kernels::{Isa, positive, trigonometry};
 
-/// The arc-cosine map of every head (Peng et al., 2021, appendix A; the kernel of order 1 of Cho and Saul, 2009):
+/// The arc-cosine map of all heads (Peng et al., 2021, appendix A; the order-1 kernel of Cho and Saul, 2009):
 /// `phi(x) = sqrt(1/D) ReLU(W x^)` with `x^ = x / (|x| + 1e-3)` and `W = sigma . W~`; F = D.
 ///
 /// `phi(x) . phi(y)` estimates `|a| |b| (sin t + (pi - t) cos t) / (2 pi)` for `a = sigma . x^`, `b = sigma . y^` and
@@ -17,10 +17,10 @@ pub struct ArcCosineFeatures {
 }
 
 impl ArcCosineFeatures {
-    /// random_matrices: (heads, D, d), drawn from N(0, 1) when the model was made; sigma: (heads, d).
+    /// random_matrices: (heads, D, d), drawn from N(0, 1) when the model was created; sigma: (heads, d).
     ///
     /// # Errors
-    /// When the shapes do not fit, or a number of them is 0.
+    /// When the shapes do not fit, or a dimension is 0.
     pub fn new(random_matrices: &Tensor, sigma: &Tensor) -> Result<Self> {
         Ok(Self { w: RandomMatrices::with_sigma(random_matrices, sigma)? })
     }
@@ -34,7 +34,7 @@ impl ArcCosineFeatures {
         self.w.bytes()
     }
 
-    /// x: (rows, d), made unit length in place; out: (rows, D).
+    /// x: (rows, d), normalized to unit length in place; out: (rows, D).
     pub(super) fn rows(&self, isa: Isa, head: usize, x: &mut [f32], out: &mut [f32]) {
         let (_, proj_dim, d) = self.w.dims();
         trigonometry::unit(isa, x, d);

@@ -2,8 +2,8 @@
 
 use crate::kernels::{Isa, positive};
 
-/// The map of Katharopoulos et al. (2020, equation 7): `phi(x) = x + 1` for x > 0, else `exp(x)`, number by number, on
-/// queries and keys as they are; F = d.
+/// The map of Katharopoulos et al. (2020, equation 7): element-wise `phi(x) = x + 1` for x > 0, else `exp(x)`, on
+/// queries and keys without normalization; F = d.
 #[derive(Clone, Copy, Debug)]
 pub struct EluFeatures {
     heads: usize,
@@ -11,7 +11,7 @@ pub struct EluFeatures {
 }
 
 impl EluFeatures {
-    /// `heads` heads, with queries and keys of `head_dim` (d) numbers.
+    /// A map for `heads` heads whose queries and keys have `head_dim` (d) elements.
     pub fn new(heads: usize, head_dim: usize) -> Self {
         Self { heads, head_dim }
     }

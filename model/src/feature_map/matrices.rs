@@ -1,4 +1,4 @@
-//! The random matrices of a layer's heads, and the product of rows with one of them.
+//! The random matrices of a layer's heads, and their products with rows of inputs.
 
 use candle_core::Tensor;
 
@@ -21,7 +21,7 @@ impl RandomMatrices {
         Ok(Self(w.chunks_exact(proj_dim * d).map(pack).collect()))
     }
 
-    /// [`Self::new`] of `sigma . w`. sigma: (heads, d)
+    /// Like [`Self::new`], for `sigma . w`. sigma: (heads, d)
     pub(super) fn with_sigma(w: &Tensor, sigma: &Tensor) -> Result<Self> {
         Self::new(&w.broadcast_mul(&sigma.unsqueeze(1)?)?)
     }
@@ -36,7 +36,7 @@ impl RandomMatrices {
         self.0.iter().map(float::Packed::bytes).sum()
     }
 
-    /// `W x` of one head's rows. x: (rows, d), out: (rows, D)
+    /// Computes `W x` for rows of one head. x: (rows, d), out: (rows, D)
     pub(super) fn project(&self, isa: Isa, head: usize, x: &[f32], out: &mut [f32]) {
         float::product(isa, x, &self.0[head], out);
     }

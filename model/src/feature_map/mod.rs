@@ -1,4 +1,4 @@
-//! Feature maps: from queries and keys to features whose products estimate a positive kernel.
+//! Feature maps: they turn queries and keys into features whose products estimate a positive kernel.
 
 mod arc_cosine;
 mod elu;
@@ -16,7 +16,7 @@ pub use elu::EluFeatures;
 pub use favor::FavorFeatures;
 pub use gaussian::GaussianFeatures;
 
-/// The feature map of every head of a layer.
+/// The feature map of a layer's heads.
 #[derive(Debug)]
 pub enum Features {
     /// Sine and cosine of random projections.
@@ -29,7 +29,7 @@ pub enum Features {
     Favor(FavorFeatures),
 }
 
-/// Some rows of one head, and the buffers for their features.
+/// Rows of one head, and the buffers for their features.
 #[derive(Debug)]
 pub(crate) struct FeatureRows<'a> {
     /// Queries and keys (rows, d), overwritten.
@@ -38,21 +38,22 @@ pub(crate) struct FeatureRows<'a> {
     pub(crate) scratch: &'a mut [f32],
     /// The features: (rows, F)
     pub(crate) phi: &'a mut [f32],
-    /// For FAVOR+ the maximum of each row, the logarithm of its largest feature, which all are relative to: (rows)
+    /// For FAVOR+, the maximum of each row: the logarithm of its largest feature, which all its features are relative
+    /// to. (rows)
     pub(crate) maxima: &'a mut [f32],
 }
 
-/// Features of keys.
+/// The features of keys.
 #[derive(Clone, Debug)]
 pub struct Keys {
     /// (batch, heads, time, F)
     pub phi: Tensor,
-    /// For FAVOR+ the maximum of each key, the logarithm of its largest feature: (batch, heads, time)
+    /// For FAVOR+, the maximum of each key: the logarithm of its largest feature. (batch, heads, time)
     pub maxima: Option<Tensor>,
 }
 
 impl Features {
-    /// Heads, features of a head (F) and length of its queries and keys (d).
+    /// Number of heads, features per head (F), and length of queries and keys (d).
     pub fn dims(&self) -> (usize, usize, usize) {
         match self {
             Self::Gaussian(of) => {
@@ -65,12 +66,12 @@ impl Features {
         }
     }
 
-    /// Whether the features of a key are relative to its largest, so that the sums must have a maximum too.
+    /// Whether the features of a key are relative to its largest one, so that the sums need a maximum too.
     pub fn has_maximum(&self) -> bool {
         matches!(self, Self::Favor(_))
     }
 
-    /// The largest maximum that a key of each head can have: (heads), or empty if keys have none.
+    /// The upper bound of each head's key maximum: (heads), or empty if keys have no maximum.
     pub(crate) fn greatest_maxima(&self) -> &[f32] {
         if let Self::Favor(of) = self { of.greatest_maxima() } else { &[] }
     }
@@ -85,12 +86,12 @@ impl Features {
         }
     }
 
-    /// Numbers of scratch for one row: the angles of sine and cosine; 0 for the other maps, which work in place.
+    /// Scratch elements per row: the angles for sine and cosine; 0 for the other maps, which work in place.
     pub(crate) fn scratch(&self) -> usize {
         if let Self::Gaussian(of) = self { of.dims().1 } else { 0 }
     }
 
-    /// The features of one head's rows: all forms of the recurrence use it.
+    /// Computes the features of one head's rows. All forms of the recurrence use it.
     pub(crate) fn rows(&self, isa: Isa, head: usize, rows: FeatureRows<'_>) {
         let FeatureRows { x, scratch, phi, maxima } = rows;
         match self {
@@ -101,20 +102,21 @@ impl Features {
         }
     }
 
-    /// The features of queries; for FAVOR+ up to a factor of each query, which the normaliser cancels.
+    /// Computes the features of queries. For FAVOR+ they are scaled by a factor per query, which the normalizer
+    /// cancels.
     ///
-    /// x: (batch, heads, time, d) f32, of any length -> phi (batch, heads, time, F).
+    /// x: (batch, heads, time, d) f32, of any norm -> phi (batch, heads, time, F).
     ///
     /// # Errors
-    /// [`ModelError::Shape`] when `x` has other heads or another width than the map.
+    /// [`ModelError::Shape`] when `x` has a different number of heads or width than the map.
     pub fn queries(&self, x: &Tensor) -> Result<Tensor> {
         Ok(self.forward(x)?.0)
     }
 
-    /// The features of keys, x: (batch, heads, time, d) f32, of any length.
+    /// Computes the features of keys. x: (batch, heads, time, d) f32, of any norm.
     ///
     /// # Errors
-    /// [`ModelError::Shape`] when `x` has other heads or another width than the map.
+    /// [`ModelError::Shape`] when `x` has a different number of heads or width than the map.
     pub fn keys(&self, x: &Tensor) -> Result<Keys> {
         let (phi, maxima) = self.forward(x)?;
         Ok(Keys { phi, maxima: self.has_maximum().then_some(maxima) })

@@ -1,15 +1,15 @@
-//! The exponential, and what uses it: SiLU, SwiGLU, and the short convolution that ends in SiLU.
+//! The exponential function and what is built on it: SiLU, SwiGLU and the short convolution that ends in SiLU.
 
 use super::{LANES, multiversion};
 
 const LOG2_E: f32 = std::f32::consts::LOG2_E;
-// ln 2 in two parts. The first has few bits, so that its product with an integer is exact.
+// ln 2, split in two. The first part has few bits, so its product with an integer is exact.
 const LN_2_A: f32 = 0.693_359_375;
 const LN_2_B: f32 = -2.121_944_4e-4;
-/// Adding and subtracting 1.5 * 2^23 rounds to the nearest integer.
+/// 1.5 * 2^23: adding and then subtracting it rounds to the nearest integer.
 const ROUND: f32 = 12_582_912.0;
 
-/// e^x for one lane, relative error about 1e-7; clamped where f32 would over- or underflow (Cephes `expf`).
+/// Returns e^x for one lane, relative error about 1e-7; clamps x where f32 would over- or underflow (Cephes `expf`).
 #[inline(always)]
 pub(crate) fn exp_lane(x: f32) -> f32 {
     let x = x.clamp(-87.0, 88.0);
@@ -19,7 +19,7 @@ pub(crate) fn exp_lane(x: f32) -> f32 {
     let p = r.mul_add(1.987_569_1e-4, 1.398_199_9e-3);
     let p = p.mul_add(r, 8.333_452e-3).mul_add(r, 4.166_579_6e-2).mul_add(r, 1.666_666_5e-1).mul_add(r, 0.5);
     let y = p.mul_add(r * r, r) + 1.0;
-    // The low bits of `shifted` are n; times 2^n is n added to the exponent.
+    // The low bits of `shifted` hold n; adding n to the exponent multiplies by 2^n.
     f32::from_bits(y.to_bits().wrapping_add(shifted.to_bits() << 23))
 }
 
@@ -66,7 +66,7 @@ fn conv_row(
             out.copy_from_slice(bias);
         }
         for (j, weight) in weight.chunks_exact(channels).enumerate() {
-            // Tap j reads the input of `before - j` tokens ago; before the start of the text there are zeros.
+            // Tap j reads the input from `before - j` tokens ago; inputs before the start of the text are zeros.
             let at = t + j;
             let source =
                 if at < before { &tail[at * channels..][..channels] } else { &x[(at - before) * stride..][..channels] };
@@ -86,10 +86,11 @@ fn conv_row(
 }
 
 multiversion! {
-    /// Depthwise causal convolution and SiLU over the tokens of one row; `tail` keeps the last inputs.
+    /// Applies a depthwise causal convolution and SiLU to the tokens of one row; `tail` keeps the last inputs.
     ///
-    /// tail: (kernel - 1, channels), oldest first; x: the first `channels` of every `stride` numbers; weight: (kernel,
-    /// channels); bias: (channels), or empty; out: (time, channels).
+    /// tail: (kernel - 1, channels), oldest first; inputs: x and its stride, where each token is the first `channels`
+    /// of `stride` numbers; taps: weight (kernel, channels) and bias (channels), which may be empty; out: (time,
+    /// channels).
     pub(crate) fn conv_silu(
         tail: &mut [f32],
         inputs: (&[f32], usize),
@@ -140,7 +141,7 @@ mod tests {
         let mut whole = vec![0.0; x.len()];
         let mut tail = vec![0.0; 3 * channels];
         conv_silu(Isa::Plain, &mut tail, (&x, channels), (&weight, &[]), channels, &mut whole);
-        // By hand, for one output: token 5, channel 2.
+        // Computed by hand for one output: token 5, channel 2.
         let sum: f32 = (0..4).map(|j| weight[j * channels + 2] * x[(2 + j) * channels + 2]).sum();
         assert!((whole[5 * channels + 2] - sum / (1.0 + (-sum).exp())).abs() < 1e-6);
         for cut in 0..=steps {

@@ -1,8 +1,8 @@
-//! The decay that the gates of a chunk cause: how much of token j remains when token i reads it.
+//! Decay within a chunk, from its gates: how much of token j remains when token i reads it.
 
 use super::{activation::exp_lane, multiversion};
 
-/// The lowest logarithm of a gate: e^-1000 is 0 in f32 and f64.
+/// The lower bound on the logarithm of a gate: e^-1000 is 0 in f32 and f64.
 const FORGOTTEN: f64 = -1e3;
 
 /// `log sigmoid(a)`, stable at both ends.
@@ -21,7 +21,7 @@ fn exp_in_place(values: &mut [f32]) {
 #[inline(always)]
 fn decay_body(logits: &[f32], out: &mut [f32]) {
     let len = logits.len();
-    // Sums in f64: the difference of two large sums keeps its small part.
+    // The sums are in f64 so that the difference of two large sums keeps its small part.
     let mut sum = 0.0;
     let sums: Vec<f64> = logits
         .iter()
@@ -50,9 +50,11 @@ fn decay_body(logits: &[f32], out: &mut [f32]) {
 }
 
 multiversion! {
-    /// From the gate logits of C tokens, with b the running sum of log g and lam = log (1-g): `M_ij = exp(b_i - b_j +
-    /// lam_j)` for j <= i, else 0 (C rows); then the row `exp(b_i)`, which scales the state before the chunk; then the
-    /// row `exp(b_C - b_j + lam_j)`, the share of each token in the state after the chunk.
+    /// Computes the decay of a chunk from the gate logits of its C tokens.
+    ///
+    /// Let b be the running sum of log g, and lam = log (1 - g). `out` holds `M_ij = exp(b_i - b_j + lam_j)` for j <=
+    /// i, else 0 (C rows); then the row `exp(b_i)`, which scales the state from before the chunk; then the row
+    /// `exp(b_C - b_j + lam_j)`, the share of each token in the state after the chunk.
     ///
     /// logits: (C) -> out: (C + 2, C)
     pub(crate) fn decay(logits: &[f32], out: &mut [f32]) = decay_body;

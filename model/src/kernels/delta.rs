@@ -1,39 +1,40 @@
-//! One token of one head of the generalised delta rule (RWKV-7): decay of each key, removal of one direction, rank-1
-//! update and readout.
+//! One token of the generalized delta rule (RWKV-7) for one head: decays each key, removes one direction, adds a rank-1
+//! update and reads out.
 //!
-//! A head's memory is S (d, d) row by row: a row for each number of the keys, a column for each number of the values.
-//! Columns are lanes, so no sum crosses lanes, and all instruction sets give the same bits. A column depends on no other:
-//! some of them at a time stay in registers from the first row to the last.
+//! A head's memory is S (d, d), stored row by row: one row per key dimension, one column per value dimension. Columns
+//! map to lanes, so no sum crosses lanes and all instruction sets give the same bits. Columns are independent: the
+//! kernel takes a few at a time and keeps their sums in registers from the first row to the last.
 
 use super::recurrence::{Number, noise};
 use super::vector::{self, Vector};
 use super::{Isa, LANES};
 
-/// What one head reads of one token; all of length d, a multiple of sixteen.
+/// The inputs of one head for one token; each slice has length d, a multiple of sixteen.
 #[derive(Clone, Copy)]
 pub(crate) struct Token<'a> {
     /// The query.
     pub(crate) r: &'a [f32],
-    /// The share of each row that remains.
+    /// The decay: the share of each row of S that remains.
     pub(crate) w: &'a [f32],
     /// The key.
     pub(crate) k: &'a [f32],
     /// The value.
     pub(crate) v: &'a [f32],
-    /// The direction that is removed, of unit length.
+    /// The direction to remove, of unit length.
     pub(crate) kappa: &'a [f32],
-    /// How much of it is removed from each row: the learning rate in context.
+    /// How much of this direction is removed from each row: the in-context learning rate.
     pub(crate) a: &'a [f32],
-    /// For rounding a 16-bit state; depends on the text, the token's position, the layer and the head alone.
+    /// The seed for rounding a 16-bit state; depends only on the text, the token's position, the layer and the head.
     pub(crate) seed: u64,
 }
 
-/// `R` registers of columns of all rows of S, from column `at` on.
+/// Advances `R` registers of columns of S, from column `at` on, through all rows.
 ///
-/// s, out: from that column on
+/// s, out: start at that column
 ///
 /// # Safety
-/// The machine has the set of `V`; every row and `out` have that many columns; all slices of the token have d numbers.
+/// The machine has the instruction set of `V`; every row and `out` have that many columns; all slices of the token have
+/// d numbers.
 #[inline(always)]
 unsafe fn columns<V: Vector, S: Number, const R: usize>(s: *mut S, token: &Token<'_>, at: usize, out: *mut f32) {
     // SAFETY: the caller's promise; every pointer stays in the columns.
@@ -78,10 +79,10 @@ unsafe fn columns<V: Vector, S: Number, const R: usize>(s: *mut S, token: &Token
     }
 }
 
-/// All columns of S. `WIDE`: registers of several groups of sixteen columns; `GROUP`: registers of one.
+/// Advances all columns of S. `WIDE`: the registers of several groups of sixteen columns; `GROUP`: those of one group.
 ///
 /// # Safety
-/// The machine has the set of `V`.
+/// The machine has the instruction set of `V`.
 #[inline(always)]
 unsafe fn matrix<V: Vector, S: Number, const WIDE: usize, const GROUP: usize>(
     s: &mut [S],
@@ -107,9 +108,9 @@ unsafe fn matrix<V: Vector, S: Number, const WIDE: usize, const GROUP: usize>(
     }
 }
 
-/// Advances one head by one token and reads it out: `S <- diag(w) S - (a kappa) (kappa^T S) + k v^T`, then `out = r^T S`
-/// (Peng et al., 2025, "RWKV-7 Goose with Expressive Dynamic State Evolution", whose S is the transpose of this one); a
-/// bf16 S is read out before it is rounded.
+/// Advances one head by one token and reads it out: `S <- diag(w) S - (a kappa) (kappa^T S) + k v^T`, then
+/// `out = r^T S` (Peng et al., 2025, "RWKV-7 Goose with Expressive Dynamic State Evolution", whose S is the transpose
+/// of this one); a bf16 S is read out before it is rounded.
 ///
 /// s: (d, d); out: (d)
 pub(crate) fn step<S: Number>(isa: Isa, s: &mut [S], token: &Token<'_>, out: &mut [f32]) {
@@ -123,7 +124,7 @@ pub(crate) fn step<S: Number>(isa: Isa, s: &mut [S], token: &Token<'_>, out: &mu
         #[cfg(target_arch = "aarch64")]
         // SAFETY: `Isa::available` yields these only where the machine has NEON.
         Isa::Neon | Isa::NeonDot => unsafe { neon(s, token, out) },
-        // SAFETY: plain lanes need nothing.
+        // SAFETY: plain lanes need no instruction set.
         Isa::Plain => unsafe { matrix::<vector::plain::V, S, 2, 1>(s, token, out) },
     }
 }
@@ -165,7 +166,7 @@ mod tests {
         (0..len).map(|i| (i as f32 * f).sin()).collect()
     }
 
-    /// r, w, k, v, kappa and a of a token.
+    /// Returns r, w, k, v, kappa and a for one token.
     fn inputs(d: usize) -> [Vec<f32>; 6] {
         let kappa = wave(d, 1.7);
         let length = kappa.iter().map(|v| v * v).sum::<f32>().sqrt();
@@ -223,7 +224,8 @@ mod tests {
 
     #[test]
     fn a_bf16_state_is_rounded_by_chance_without_a_drift() {
-        // What remains is always between two numbers of bf16: rounding to the nearest would give one of them every time.
+        // The exact result always lies between two bf16 numbers: rounding to nearest would pick the same one every
+        // time.
         let d = 32;
         let mut inputs = inputs(d);
         inputs[1] = vec![1.0; d];

@@ -1,13 +1,13 @@
-//! Numbers as weights, states and caches store them, and how kernels read them.
+//! The number types in which weights, states and caches are stored, and how kernels read them.
 
 use half::{bf16, f16};
 
 use super::vector::Vector;
 
-/// Plain old data: every bit pattern is a value, and there is no padding.
+/// Plain old data: every bit pattern is a valid value, and there is no padding.
 ///
 /// # Safety
-/// As it says.
+/// The type must fit this description.
 pub(crate) unsafe trait Plain: Copy {}
 // SAFETY: integers and floats.
 unsafe impl Plain for u8 {}
@@ -15,19 +15,19 @@ unsafe impl Plain for u8 {}
 unsafe impl Plain for u16 {}
 // SAFETY: as above.
 unsafe impl Plain for f32 {}
-// SAFETY: a u16 inside, transparent.
+// SAFETY: a transparent wrapper around a u16.
 unsafe impl Plain for bf16 {}
 // SAFETY: as above.
 unsafe impl Plain for f16 {}
 
 /// A stored number that kernels widen to f32.
 pub(crate) trait Element: Plain + Send + Sync + 'static {
-    /// The value in f32, exact.
+    /// Converts the number to f32, exactly.
     fn widen(self) -> f32;
-    /// As many numbers as `V` has lanes, widened.
+    /// Loads as many numbers as `V` has lanes and widens them.
     ///
     /// # Safety
-    /// That many are readable, and the machine has the instruction set of `V`.
+    /// That many numbers are readable, and the machine has the instruction set of `V`.
     unsafe fn load<V: Vector>(at: *const Self) -> V;
 }
 

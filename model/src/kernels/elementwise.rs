@@ -1,5 +1,5 @@
-//! Maps of numbers, and of rows of numbers with vectors of weights: what RWKV-7 has around its products and its
-//! recurrence.
+//! Elementwise operations on numbers, and on rows with weight vectors: what RWKV-7 needs around its matrix products and
+//! its recurrence.
 
 use super::activation::exp_lane;
 use super::plain::{dot, reduce};
@@ -8,7 +8,7 @@ use super::{LANES, multiversion};
 
 /// `e^(-1/2)`: the decay of RWKV-7 is at least `exp(-e^(-1/2))` = 0.545.
 const DECAY: f32 = 0.606_530_66;
-/// The shortest length that a row is divided by.
+/// The smallest length that a vector is divided by.
 const SHORTEST: f32 = 1e-12;
 
 #[inline(always)]
@@ -68,7 +68,7 @@ fn mix_body(x: &[f32], other: &[f32], by: &[f32], out: &mut [f32]) {
 }
 
 multiversion! {
-    /// `x + (other - x) by`.
+    /// Interpolates: `out = x + (other - x) by`.
     pub(crate) fn mix(x: &[f32], other: &[f32], by: &[f32], out: &mut [f32]) = mix_body;
 }
 
@@ -80,7 +80,7 @@ fn approach_body(to: &[f32], by: &[f32], x: &mut [f32]) {
 }
 
 multiversion! {
-    /// `x <- x + (to - x) by`.
+    /// Moves x towards `to`: `x <- x + (to - x) by`.
     pub(crate) fn approach(to: &[f32], by: &[f32], x: &mut [f32]) = approach_body;
 }
 
@@ -101,7 +101,7 @@ fn directions_body(k: &[f32], weight: &[f32], d: usize, out: &mut [f32]) {
 }
 
 multiversion! {
-    /// `k weight`, each `d` numbers of it at unit length. k: (rows, n), weight: (n) -> out: (rows, n)
+    /// Computes `k weight` and scales each `d` numbers to unit length. k: (rows, n), weight: (n) -> out: (rows, n)
     pub(crate) fn directions(k: &[f32], weight: &[f32], d: usize, out: &mut [f32]) = directions_body;
 }
 
@@ -115,11 +115,11 @@ fn scale_keys_body(a: &[f32], weight: &[f32], k: &mut [f32]) {
 }
 
 multiversion! {
-    /// `k <- k (1 + (a - 1) weight)`. a, k: (rows, n), weight: (n)
+    /// Scales keys: `k <- k (1 + (a - 1) weight)`. a, k: (rows, n), weight: (n)
     pub(crate) fn scale_keys(a: &[f32], weight: &[f32], k: &mut [f32]) = scale_keys_body;
 }
 
-/// What [`bonus`] reads of some tokens, each (rows, n).
+/// The inputs of [`bonus`], each (rows, n).
 #[derive(Clone, Copy)]
 pub(crate) struct Bonus<'a> {
     pub(crate) r: &'a [f32],
@@ -149,7 +149,8 @@ fn bonus_body(of: Bonus<'_>, weight: &[f32], d: usize, out: &mut [f32]) {
 }
 
 multiversion! {
-    /// `(out + sum(r k weight) v) gate`, the sum over each `d` numbers, a multiple of sixteen. weight: (n), out: (rows, n)
+    /// Computes `out <- (out + sum(r k weight) v) gate`; each sum is over `d` numbers, a multiple of sixteen. weight:
+    /// (n), out: (rows, n)
     pub(crate) fn bonus(of: Bonus<'_>, weight: &[f32], d: usize, out: &mut [f32]) = bonus_body;
 }
 

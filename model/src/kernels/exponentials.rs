@@ -3,7 +3,7 @@
 use super::activation::exp_lane;
 use super::multiversion;
 
-/// Lanes of the sum: eight of f64 are a register of AVX-512.
+/// Lanes of the sum: eight f64 fill one AVX-512 register.
 const SUM_LANES: usize = 8;
 
 #[inline(always)]
@@ -20,10 +20,10 @@ fn weigh_body(logits: &[f32], inverse_temperature: f32, bounds: (f32, f32), out:
 }
 
 multiversion! {
-    /// For each logit: its distance to the best, divided by the temperature, at most `furthest`; and its weight,
-    /// `exp(-distance)`, or 0 beyond `furthest` and for NaN.
+    /// Computes the distance of each logit from the best one, divided by the temperature and at most `furthest`, and
+    /// its weight: `exp(-distance)`, or 0 beyond `furthest` and for NaN.
     ///
-    /// logits: (n), bounds: the best and `furthest` -> out: distances (n) and weights (n)
+    /// logits: (n), bounds: the best logit and `furthest` -> out: distances (n) and weights (n)
     pub(crate) fn weigh(
         logits: &[f32],
         inverse_temperature: f32,
@@ -43,24 +43,24 @@ const SERIES: [f64; 14] = {
     series
 };
 
-/// e^x for x <= 0, relative error at most 2^-52; 0 below e^-700 and for NaN.
+/// Returns e^x for x <= 0 with a relative error of at most 2^-52; 0 for x < -700 and for NaN.
 #[inline(always)]
 fn exponential(x: f64) -> f64 {
-    // Adding it leaves no bits for a fraction: the integer is in the lowest bits of the sum.
+    // Adding this leaves no bits for a fraction: the lowest bits of the sum hold the integer.
     const ROUND: f64 = 6_755_399_441_055_744.0; // 1.5 * 2^52
-    // ln 2 in two parts. The first has few bits, so that its product with an integer is exact.
+    // ln 2, split in two. The first part has few bits, so its product with an integer is exact.
     const LN_2_A: f64 = 0.693_147_180_369_123_8;
     const LN_2_B: f64 = 1.908_214_929_270_587_7e-10;
     let shifted = x.mul_add(std::f64::consts::LOG2_E, ROUND);
     let n = shifted - ROUND;
     let r = (-n).mul_add(LN_2_B, (-n).mul_add(LN_2_A, x));
     let y = SERIES.iter().rev().fold(0.0f64, |sum, factor| sum.mul_add(r, *factor));
-    // Adds n to the exponent: times 2^n, exact for normal results.
+    // Adding n to the exponent multiplies by 2^n, exactly for normal results.
     let result = f64::from_bits(y.to_bits().wrapping_add(shifted.to_bits() << 52));
     if x >= -700.0 { result } else { 0.0 }
 }
 
-/// `exp(logit - highest)`; 1 where both are the same infinity.
+/// Returns `exp(logit - highest)`; 1 where both are the same infinity.
 #[inline(always)]
 fn share(logit: f32, highest: f32) -> f64 {
     let distance = f64::from(logit) - f64::from(highest);
@@ -81,7 +81,7 @@ fn sum_body(logits: &[f32], highest: f32, sum: &mut f64) {
 }
 
 multiversion! {
-    /// The sum of `exp(logit - highest)` over all logits except NaN, in lanes.
+    /// Sums `exp(logit - highest)` over all logits except NaN, in [`SUM_LANES`] partial sums.
     ///
     /// logits: (n) -> sum
     pub(crate) fn sum_exponentials(logits: &[f32], highest: f32, sum: &mut f64) = sum_body;
@@ -107,7 +107,7 @@ mod tests {
                 let expected = 3.0 - f64::from(*logit);
                 let inside = expected <= f64::from(FURTHEST);
                 assert_eq!((*weight > 0.0, *distance == FURTHEST), (inside, !inside), "{isa:?} {logit}");
-                // The distance itself is rounded to 2^-24 of up to 42.
+                // The distance, up to 42, is itself rounded, with a relative error of 2^-24.
                 let error = f64::from(*weight) / (-expected).exp() - 1.0;
                 assert!(!inside || error.abs() < 3e-6, "{isa:?} {logit}: {error}");
             }

@@ -1,6 +1,8 @@
-//! Memory for weights: cache lines on large pages. With small pages a processor walks the page tables every 4 KiB, and
-//! under a hypervisor each walk is several: weights are then read at half the speed. A large page has 2 MiB, more than many
-//! a matrix, so matrices lie side by side in blocks.
+//! Memory for weights: aligned to cache lines, on huge pages.
+//!
+//! With small pages a processor walks the page tables every 4 KiB, and under a hypervisor each walk becomes several:
+//! weights are then read at half the speed. A huge page has 2 MiB, more than many matrices, so matrices lie side by
+//! side in blocks.
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -11,21 +13,21 @@ use memmap2::{MmapMut, MmapRaw};
 use super::element::Plain;
 use super::prefetch::LINE;
 
-/// Bytes of a large page.
+/// Bytes of a huge page.
 const PAGE: usize = 2 << 20;
-/// Bytes of a block that several matrices share. Those of at least half its size have blocks of their own.
+/// Bytes of a block that several matrices share. A matrix of at least half this size has a block of its own.
 const SHARED: usize = 64 << 20;
 
-/// Pages for some matrices, which are given back when the last of them is dropped. The system provides each page, zeroed, at
-/// its first write, so the thread that fills a page also clears it.
+/// Pages that hold some matrices and are freed when the last of these is dropped. The system provides each page,
+/// zeroed, at its first write, so the thread that fills a page also clears it.
 struct Block {
     map: MmapRaw,
-    /// The first large page in the map.
+    /// The offset of the first huge page in the map.
     first: usize,
 }
 
 impl Block {
-    /// Room for `len` bytes.
+    /// Maps room for `len` bytes.
     fn new(len: usize) -> Arc<Self> {
         let whole = len.checked_add(PAGE).and_then(|len| len.checked_next_multiple_of(PAGE));
         let map = MmapMut::map_anon(whole.unwrap_or(usize::MAX));
@@ -35,19 +37,19 @@ impl Block {
         Arc::new(Self { map: map.into(), first })
     }
 
-    /// The address of `len` bytes.
+    /// Returns the address of the `len` bytes that begin at `start`.
     fn piece(&self, start: usize, len: usize) -> NonNull<u8> {
         let room = self.map.len() - self.first;
         assert!(start <= room && len <= room - start, "{len} bytes at {start} of a block of {room}");
-        // SAFETY: they are in the map, which does not lie at address 0.
+        // SAFETY: the bytes are in the map, which does not lie at address 0.
         unsafe { NonNull::new_unchecked(self.map.as_mut_ptr().add(self.first + start)) }
     }
 }
 
-/// The block that the next matrices share, and how many bytes of it are taken.
+/// The block that the next matrices share, and how many of its bytes are taken.
 static OPEN: Mutex<(Weak<Block>, usize)> = Mutex::new((Weak::new(), 0));
 
-/// `len` bytes, a multiple of [`LINE`], of a block. No earlier matrix had them, so they are zeros.
+/// Takes `len` bytes, a multiple of [`LINE`], from a block. No earlier matrix had them, so they are zeros.
 fn take(len: usize) -> (Arc<Block>, NonNull<u8>) {
     if len >= SHARED / 2 {
         let block = Block::new(len);
@@ -64,21 +66,21 @@ fn take(len: usize) -> (Arc<Block>, NonNull<u8>) {
     (block, start)
 }
 
-/// Bytes aligned to cache lines.
+/// A buffer of bytes, aligned to cache lines.
 pub(crate) struct Lines {
-    /// Keeps the memory; `None` without bytes.
+    /// Keeps the memory alive; `None` if there are no bytes.
     _block: Option<Arc<Block>>,
     start: NonNull<u8>,
     len: usize,
 }
 
-// SAFETY: the bytes are its own: `take` gives no byte twice while their block lives.
+// SAFETY: a value owns its bytes: `take` hands out no byte twice while their block lives.
 unsafe impl Send for Lines {}
 // SAFETY: as above.
 unsafe impl Sync for Lines {}
 
 impl Lines {
-    /// `len` zero bytes.
+    /// Returns `len` zero bytes.
     pub(crate) fn zeroed(len: usize) -> Self {
         if len == 0 {
             return Self { _block: None, start: NonNull::<Line>::dangling().cast(), len };
@@ -88,30 +90,31 @@ impl Lines {
         Self { _block: Some(block), start, len }
     }
 
-    /// The bytes.
+    /// Returns the bytes.
     pub(crate) fn bytes(&self) -> &[u8] {
         self.as_slice()
     }
 
-    /// The bytes, mutable.
+    /// Returns the bytes, mutable.
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
         self.as_mut_slice()
     }
 
-    /// The bytes as numbers, without an incomplete one at the end.
+    /// Returns the bytes as numbers, without an incomplete one at the end.
     pub(crate) fn as_slice<T: Plain>(&self) -> &[T] {
-        // SAFETY: the bytes have values, are aligned to lines, which is enough for every `Plain`, and any bits are a `T`.
+        // SAFETY: the bytes are initialized and aligned to cache lines, which is enough for every `Plain`, and any bits
+        // are a `T`.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr().cast(), self.len / size_of::<T>()) }
     }
 
-    /// The bytes as numbers, mutable.
+    /// Returns the bytes as numbers, mutable.
     pub(crate) fn as_mut_slice<T: Plain>(&mut self) -> &mut [T] {
         // SAFETY: as for `as_slice`, borrowed mutably.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().cast(), self.len / size_of::<T>()) }
     }
 }
 
-/// Has the alignment of a line.
+/// A type with the alignment of a cache line.
 #[repr(align(64))]
 struct Line;
 

@@ -1,9 +1,9 @@
 //! Arithmetic on slices: matrix products, sine and cosine, the fused recurrence of one token; and the threads that
 //! share the work.
 //!
-//! Every kernel has one plain definition. Its versions for instruction sets do the same operations in the same order,
-//! so results are the same bits on every machine, and a row's result does not depend on the rows computed with it.
-//! Kernels know slices and lengths, but no tensors, heads or layers.
+//! Every kernel has one plain definition. Its versions for the instruction sets perform the same operations in the same
+//! order, so results have the same bits on every machine, and a row's result does not depend on the rows computed with
+//! it. Kernels know slices and lengths, but no tensors, heads or layers.
 
 #![allow(clippy::inline_always, reason = "the bodies must be compiled inside each instruction set's function")]
 #![allow(
@@ -39,7 +39,7 @@ pub(crate) mod threads;
 pub(crate) mod trigonometry;
 pub(crate) mod vector;
 
-/// Lanes that every reduction (norms, denominators) is split into, on every machine.
+/// The number of lanes into which every reduction (norms, denominators) is split, on every machine.
 pub(crate) const LANES: usize = 16;
 
 /// The instruction sets that a kernel may be compiled for.
@@ -47,7 +47,7 @@ pub(crate) const LANES: usize = 16;
 /// A value other than `Plain` proves that the machine supports the set: only [`Isa::available`] creates one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Isa {
-    /// What the build targets.
+    /// The instruction set that the build targets.
     Plain,
     /// AVX2, FMA and F16C.
     #[cfg(target_arch = "x86_64")]
@@ -67,13 +67,13 @@ pub(crate) enum Isa {
 }
 
 impl Isa {
-    /// The best set that this machine supports, detected once.
+    /// Returns the best set that this machine supports, detected once.
     pub(crate) fn detect() -> Self {
         static BEST: std::sync::OnceLock<Isa> = std::sync::OnceLock::new();
         *BEST.get_or_init(|| *Self::available().last().unwrap_or(&Self::Plain))
     }
 
-    /// All sets that this machine supports, from the plainest to the best.
+    /// Returns all sets that this machine supports, from the plainest to the best.
     pub(crate) fn available() -> Vec<Self> {
         #[allow(unused_mut, reason = "other architectures add nothing")]
         let mut sets = vec![Self::Plain];
@@ -107,15 +107,15 @@ impl Isa {
     }
 }
 
-/// Rounds to the nearest bfloat16. Finite numbers stay finite: plain rounding turns those just above the largest
+/// Rounds to the nearest bfloat16. Finite numbers stay finite: plain rounding would turn those just above the largest
 /// bfloat16 into infinity.
 pub(crate) fn nearest(value: f32) -> bf16 {
     let most = bf16::MAX.to_f32();
     bf16::from_f32(if value.is_finite() { value.clamp(-most, most) } else { value })
 }
 
-/// Asks the system for large pages under `memory`: weights are streamed from end to end, and small pages cost a walk of
-/// the page tables every 4 KiB. Advice only.
+/// Advises the system to back `memory` with huge pages: weights are streamed from end to end, and small pages cost a
+/// walk of the page tables every 4 KiB.
 pub(crate) fn advise_huge<T>(memory: &mut [T]) {
     #[cfg(target_os = "linux")]
     {

@@ -15,7 +15,7 @@ fn rms_body(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
 }
 
 multiversion! {
-    /// `x / sqrt(mean(x^2) + eps) * weight` for each row of as many numbers as `weight` has.
+    /// Normalizes each row of as many numbers as `weight` has: `x / sqrt(mean(x^2) + eps) * weight`.
     pub(crate) fn rms(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) = rms_body;
 }
 
@@ -35,8 +35,8 @@ fn groups_body(x: &[f32], width: usize, weight: &[f32], bias: &[f32], eps: f32, 
 }
 
 multiversion! {
-    /// `(x - mean) / sqrt(variance + eps) * weight + bias` for each `width` numbers: a layer norm where `weight` and `bias`
-    /// have as many, a group norm where they have several times as many.
+    /// Normalizes each `width` numbers: `(x - mean) / sqrt(variance + eps) * weight + bias`. This is a layer norm where
+    /// `weight` and `bias` have `width` numbers, and a group norm where they have a multiple of that.
     pub(crate) fn groups(x: &[f32], width: usize, weight: &[f32], bias: &[f32], eps: f32, out: &mut [f32]) = groups_body;
 }
 

@@ -1,6 +1,6 @@
 //! The layout of weights in memory: panels of interleaved rows, so that one load reads a column of many rows.
 //!
-//! A weight matrix (n, k) is split into panels of [`PANEL`] rows. The last panel is as wide as it must be, in groups of
+//! A weight matrix (n, k) is split into panels of [`PANEL`] rows. The last panel may be narrower, a multiple of
 //! [`GROUP`] rows; its missing rows are zero. A panel stores column after column, and each column holds the panel's
 //! rows side by side: kernels stream a panel from its first byte to its last, and every row is a lane, so that no sum
 //! crosses lanes.
@@ -12,18 +12,19 @@ use super::threads::Threads;
 
 /// Rows of a whole panel.
 pub(crate) const PANEL: usize = 64;
-/// Columns of a panel of floats that are packed at a time, so that they stay near: 16 KiB of halves, 32 KiB in f32.
+/// Columns of a float panel that are packed at a time, so that they stay in the cache: 16 KiB in 16 bits, 32 KiB in
+/// f32.
 pub(crate) const PACKED: usize = 128;
-/// Rows that a panel is a multiple of: the lanes of the widest register.
+/// The rows of a panel are padded to a multiple of this: the lanes of the widest register.
 pub(crate) const GROUP: usize = 16;
 
-/// The number of panels of `n` rows.
+/// Returns the number of panels of `n` rows.
 #[inline]
 pub(crate) fn count(n: usize) -> usize {
     n.div_ceil(PANEL)
 }
 
-/// The rows in panel `p` of `n` rows, and its width: the rows padded to whole groups.
+/// Returns the rows in panel `p` of `n` rows, and its width: the number of rows padded to whole groups.
 #[inline]
 pub(crate) fn rows(p: usize, n: usize) -> (Range<usize>, usize) {
     let range = p * PANEL..n.min((p + 1) * PANEL);
@@ -35,7 +36,7 @@ pub(crate) fn rows(p: usize, n: usize) -> (Range<usize>, usize) {
 const SERIAL: usize = 1 << 15;
 /// Weight bytes that a thread claims at a time for one row of `x`: some microseconds of streaming.
 const PIECE: usize = 96 << 10;
-/// Fewest rows of `x` that a thread claims: a multiple of every kernel's tile.
+/// The fewest rows of `x` that a thread claims: a multiple of every kernel's tile.
 const FEWEST: usize = 24;
 
 /// How a product of some rows with a matrix is split among threads. The split changes no result.
@@ -43,26 +44,27 @@ const FEWEST: usize = 24;
 pub(crate) struct Split {
     rows: usize,
     panels: usize,
-    /// Rows of a piece.
+    /// Rows per piece.
     block: usize,
-    /// Panels of a piece.
+    /// Panels per piece.
     group: usize,
 }
 
 impl Split {
-    /// Splits the product of `rows` rows with a matrix (n, k) of `bytes`, if it is enough work for several threads.
+    /// Splits the product of `rows` rows with a matrix (n, k) of `bytes` bytes if there is work enough for several
+    /// threads.
     pub(crate) fn new(threads: &Threads, rows: usize, (n, k): (usize, usize), bytes: usize) -> Self {
         let all = count(n);
         if threads.count() == 1 || rows * n * k < SERIAL {
             return Self { rows, panels: all, block: rows.max(1), group: all.max(1) };
         }
-        // Enough panels for some microseconds; where panels are few, the rows are split too.
+        // A piece has enough panels for some microseconds; if there are few panels, the rows are split too.
         let panel = bytes.div_ceil(all).max(1);
         let group = PIECE.div_ceil(panel * rows);
-        // Kernels read two panels at once.
+        // For one row, kernels read two panels at once.
         let group = if rows == 1 && all >= 4 * threads.count() { group.next_multiple_of(2) } else { group };
-        // At least two blocks of many rows: a core's caches hold what half of the threads read. Of fewer rows, the second
-        // block might have a single one.
+        // Many rows form at least two blocks, one for each end of the job: a core's caches hold what half of the
+        // threads read. With fewer rows, the second block might have a single one.
         let fewest = if rows >= 3 * FEWEST { 2 } else { 1 };
         let wanted = (4 * threads.count()).div_ceil(all.div_ceil(group)).max(fewest).min(rows / FEWEST).max(1);
         Self { rows, panels: all, block: rows.div_ceil(wanted).next_multiple_of(FEWEST), group }
@@ -76,24 +78,24 @@ impl Split {
         self.panels.div_ceil(self.group)
     }
 
-    /// The number of pieces; none if the product is empty.
+    /// Returns the number of pieces; 0 if the product is empty.
     pub(crate) fn pieces(self) -> usize {
         self.groups() * self.blocks()
     }
 
-    /// The pieces of the first half of the rows, if there is more than one block of rows.
+    /// Returns the number of pieces in the first half of the rows; 0 if there is only one block of rows.
     pub(crate) fn first_half(self) -> usize {
         self.groups() * (self.blocks() / 2)
     }
 
-    /// Rows and panels of piece `i`: block of rows after block of rows. Pieces do not meet.
+    /// Returns the rows and panels of piece `i`, ordered by block of rows. Pieces do not overlap.
     pub(crate) fn piece(self, i: usize) -> (Range<usize>, Range<usize>) {
         let (row, panel) = (i / self.groups() * self.block, i % self.groups() * self.group);
         (row..self.rows.min(row + self.block), panel..self.panels.min(panel + self.group))
     }
 }
 
-/// A matrix that several threads write, each different elements.
+/// A matrix that several threads write at the same time, each to different elements.
 #[derive(Clone, Copy)]
 pub(crate) struct Output<'a> {
     base: *mut f32,
@@ -108,18 +110,18 @@ unsafe impl Send for Output<'_> {}
 unsafe impl Sync for Output<'_> {}
 
 impl<'a> Output<'a> {
-    /// A matrix with rows of `stride`.
+    /// Wraps a matrix with rows of `stride` numbers.
     pub(crate) fn new(out: &'a mut [f32], stride: usize) -> Self {
         assert!(stride > 0 && out.len().is_multiple_of(stride), "output: rows of {stride} do not fill {}", out.len());
         Self { base: out.as_mut_ptr(), rows: out.len() / stride, stride, matrix: PhantomData }
     }
 
-    /// Whether it has at least that many rows and columns.
+    /// Returns whether the matrix has at least that many rows and columns.
     pub(crate) fn holds(self, rows: usize, columns: usize) -> bool {
         rows <= self.rows && columns <= self.stride
     }
 
-    /// Neighbouring elements of one row.
+    /// Returns neighboring elements of one row.
     ///
     /// # Safety
     /// `row` and the columns are in bounds; no other thread accesses these elements while the slice lives.

@@ -1,9 +1,9 @@
-//! A slice in equal parts that several threads claim, each part once.
+//! Splits a slice into equal parts, each of which one thread claims.
 
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Marks the claimed parts. Reused from job to job, to allocate once.
+/// Records which parts are claimed. Reused from job to job to avoid allocations.
 #[derive(Debug, Default)]
 pub(crate) struct Marks(Vec<AtomicBool>);
 
@@ -20,7 +20,7 @@ pub(crate) struct Parts<'a, T> {
 unsafe impl<T: Send> Sync for Parts<'_, T> {}
 
 impl<'a, T> Parts<'a, T> {
-    /// Parts of `len` elements, of which the last may be shorter; no parts if `len` is 0.
+    /// Splits a slice into parts of `len` elements; the last may be shorter, and there are none if `len` is 0.
     pub(crate) fn new(slice: &'a mut [T], len: usize, marks: &'a mut Marks) -> Self {
         let count = if len == 0 { 0 } else { slice.len().div_ceil(len) };
         marks.0.truncate(count);
@@ -29,7 +29,7 @@ impl<'a, T> Parts<'a, T> {
         Self { base: slice.as_mut_ptr(), all: slice.len(), len, taken: &marks.0, slice: PhantomData }
     }
 
-    /// Part `i` for the first caller; `None` for all others, and if there is no such part.
+    /// Returns part `i` to the first caller, and `None` to all others or if there is no such part.
     #[allow(clippy::mut_from_ref, reason = "each part is returned once")]
     pub(crate) fn take(&self, i: usize) -> Option<&'a mut [T]> {
         if self.taken.get(i)?.swap(true, Ordering::Relaxed) {

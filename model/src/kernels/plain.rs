@@ -1,8 +1,8 @@
-//! The definitions: sums and dot products over sixteen lanes and the order in which the lanes are added.
+//! The reference definitions of sums and dot products: over sixteen lanes, which are added in a fixed order.
 
 use super::LANES;
 
-/// The sum of the lanes, halves onto halves: 16, 8, 4, 2, 1.
+/// Adds up the lanes, one half onto the other each time: 16, 8, 4, 2, 1.
 #[inline(always)]
 pub(crate) fn reduce(mut lanes: [f32; LANES]) -> f32 {
     let mut width = LANES / 2;
@@ -15,7 +15,7 @@ pub(crate) fn reduce(mut lanes: [f32; LANES]) -> f32 {
     lanes[0]
 }
 
-/// `sum_i x_i`: element i goes to lane i mod 16, in the order of i.
+/// Returns `sum_i x_i`: element i goes to lane i mod 16, in the order of i.
 #[inline(always)]
 pub(crate) fn sum(x: &[f32]) -> f32 {
     let mut lanes = [0.0f32; LANES];
@@ -31,7 +31,7 @@ pub(crate) fn sum(x: &[f32]) -> f32 {
     reduce(lanes)
 }
 
-/// `sum_i x_i y_i`: element i goes to lane i mod 16, fused, in the order of i.
+/// Returns `sum_i x_i y_i`: element i goes to lane i mod 16, fused, in the order of i.
 #[inline(always)]
 pub(crate) fn dot(x: &[f32], y: &[f32]) -> f32 {
     let mut lanes = [0.0f32; LANES];

@@ -1,12 +1,12 @@
-//! Positive feature maps on rows: rectified and exponential, of inputs or of projections.
+//! Positive feature maps on rows: rectified and exponential, applied to inputs or to projections.
 
 use super::activation::exp_lane;
 use super::{LANES, multiversion, plain::dot};
 
-/// Below this exponent a feature is 0: e^x is not a normal number.
+/// Below this exponent a feature is 0, because e^x is not a normal number.
 const LEAST: f32 = -87.0;
 
-/// `f` of every number, sixteen at a time.
+/// Applies `f` to every number, sixteen at a time.
 #[inline(always)]
 pub(super) fn each(numbers: &mut [f32], f: impl Fn(f32) -> f32) {
     let (blocks, rest) = numbers.as_chunks_mut::<LANES>();
@@ -28,7 +28,7 @@ fn rectified_body(projections: &mut [f32], proj_dim: usize) {
 }
 
 multiversion! {
-    /// `sqrt(1/D) ReLU(projections)`, in place: (rows, D).
+    /// Computes `sqrt(1/D) ReLU(projections)` in place. projections: (rows, D)
     pub(crate) fn rectified(projections: &mut [f32], proj_dim: usize) = rectified_body;
 }
 
@@ -41,7 +41,7 @@ fn elu_body(numbers: &mut [f32]) {
 }
 
 multiversion! {
-    /// `elu(x) + 1` of every number, in place: `x + 1` above 0, else `exp(x)`.
+    /// Computes `elu(x) + 1` of every number in place: `x + 1` above 0, else `exp(x)`.
     pub(crate) fn elu(numbers: &mut [f32]) = elu_body;
 }
 
@@ -51,11 +51,11 @@ fn scaled_body(numbers: &mut [f32], by: f32) {
 }
 
 multiversion! {
-    /// Every number times `by`, in place.
+    /// Multiplies every number by `by`, in place.
     pub(crate) fn scaled(numbers: &mut [f32], by: f32) = scaled_body;
 }
 
-/// The largest number; NaN is ignored.
+/// Returns the largest number, ignoring NaN.
 #[inline(always)]
 fn greatest(numbers: &[f32]) -> f32 {
     let mut lanes = [f32::NEG_INFINITY; LANES];
@@ -79,7 +79,7 @@ fn favor_body(y: &[f32], projections: &mut [f32], maxima: &mut [f32]) {
         let whole = most - 0.5 * dot(y, y);
         // States hold finite numbers only: -f32::MAX stands for a key whose square overflows.
         *maximum = if whole < f32::MIN { f32::MIN } else { whole };
-        // |y|^2 / 2 cancels in the difference to the maximum.
+        // |y|^2 / 2 cancels in the difference from the maximum.
         each(projections, |v| {
             let exponent = v - most;
             if exponent < LEAST { 0.0 } else { exp_lane(exponent) * scale }
@@ -88,8 +88,10 @@ fn favor_body(y: &[f32], projections: &mut [f32], maxima: &mut [f32]) {
 }
 
 multiversion! {
-    /// FAVOR+'s features relative to each row's largest, in place of the projections: `sqrt(1/D) exp(W y - |y|^2 / 2 -
-    /// m)` with `m = max(W y) - |y|^2 / 2`, so that the largest is `sqrt(1/D)` however long y is.
+    /// Replaces projections by FAVOR+ features relative to the largest of each row.
+    ///
+    /// A feature is `sqrt(1/D) exp(W y - |y|^2 / 2 - m)` with `m = max(W y) - |y|^2 / 2`, so the largest is `sqrt(1/D)`
+    /// however long y is.
     ///
     /// y: (rows, d); projections: `W y` (rows, D) -> maxima, m of each row: (rows)
     pub(crate) fn favor(y: &[f32], projections: &mut [f32], maxima: &mut [f32]) = favor_body;
@@ -104,7 +106,7 @@ mod tests {
         (0..len).map(|i| (i as f32 * 0.73).sin() * height).collect()
     }
 
-    /// Whether `got` is `want` to a part in a million, or to the e^-87 under which all is 0.
+    /// Returns whether `got` equals `want` to within a part in a million plus e^-87, below which all is 0.
     fn near(got: f32, want: f64) -> bool {
         (f64::from(got) - want).abs() <= 1e-6 * want.abs() + f64::from(LEAST).exp()
     }
@@ -126,7 +128,7 @@ mod tests {
     #[test]
     fn favor_against_f64() {
         let (rows, d, proj_dim) = (6, 19, 37);
-        // As short as queries are, and so long that e to half the square is no number.
+        // As short as queries are, and so long that e to the power of half the square overflows.
         for height in [1.5, 30.0] {
             let (y, w) = (wave(rows * d, height), wave(rows * proj_dim, 30.0));
             for isa in Isa::available() {

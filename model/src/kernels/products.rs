@@ -1,11 +1,12 @@
-//! `x . w^T + bias` with weights of any type, for one matrix or for several in one job: threads that need not wait for
-//! one another between small products read the weights nearly as fast as one large product does.
+//! Products `x . w^T + bias` with weights of any type, for one matrix or for several in one job. Within a job, threads
+//! need not wait for one another between small products, so they read the weights nearly as fast as in one large
+//! product.
 
 use super::panels::{Output, PANEL, Split};
 use super::quantized::Activations;
 use super::{Isa, float, norm, quantized, threads::Threads};
 
-/// Weights (n, k) in the layout of the kernels.
+/// Weights (n, k) in the layout that the kernels use.
 #[derive(Debug)]
 pub(crate) enum Weight {
     Float(float::Packed),
@@ -13,7 +14,7 @@ pub(crate) enum Weight {
 }
 
 impl Weight {
-    /// n: the outputs.
+    /// Returns n, the number of outputs.
     pub(crate) fn rows(&self) -> usize {
         match self {
             Self::Float(w) => w.rows(),
@@ -21,7 +22,7 @@ impl Weight {
         }
     }
 
-    /// k: the inputs.
+    /// Returns k, the number of inputs.
     pub(crate) fn columns(&self) -> usize {
         match self {
             Self::Float(w) => w.columns(),
@@ -29,7 +30,7 @@ impl Weight {
         }
     }
 
-    /// Bytes held.
+    /// Returns the number of bytes held.
     pub(crate) fn bytes(&self) -> usize {
         match self {
             Self::Float(w) => w.bytes(),
@@ -37,7 +38,7 @@ impl Weight {
         }
     }
 
-    /// One row in f32. out: (k)
+    /// Writes one row in f32. out: (k)
     pub(crate) fn row(&self, row: usize, out: &mut [f32]) {
         match self {
             Self::Float(w) => w.row(row, out),
@@ -56,8 +57,10 @@ pub(crate) struct Product<'a> {
 }
 
 impl<'a> Product<'a> {
+    /// Describes the product of `x` with `w`.
+    ///
     /// # Panics
-    /// If the lengths do not fit: the callers are layers that know their widths.
+    /// If the lengths do not fit; callers are layers, which know their widths.
     pub(crate) fn new(w: &'a Weight, bias: Option<&'a [f32]>, x: &'a [f32], out: &'a mut [f32]) -> Self {
         let (rows, n) = (x.len() / w.columns(), w.rows());
         let fits = x.len() == rows * w.columns() && out.len() == rows * n && bias.is_none_or(|bias| bias.len() == n);
@@ -69,11 +72,13 @@ impl<'a> Product<'a> {
         Split::new(threads, self.rows, (self.w.rows(), self.w.columns()), self.w.bytes())
     }
 
+    /// Computes piece `i`.
+    ///
     /// # Safety
-    /// Each piece is computed once, and `activations` are `x` if the weights are quantised.
+    /// Each piece is computed once, and `activations` holds `x` if the weights are quantized.
     unsafe fn piece(&self, isa: Isa, split: Split, i: usize, activations: &Activations) {
         let (rows, panels) = split.piece(i);
-        // SAFETY: the pieces of a split do not meet, and `new` has checked the lengths.
+        // SAFETY: the pieces of a split do not overlap, and `new` has checked the lengths.
         unsafe {
             match self.w {
                 Weight::Float(w) => float::panels(isa, self.x, rows.clone(), w, panels.clone(), self.out),
@@ -89,7 +94,7 @@ impl<'a> Product<'a> {
     }
 }
 
-/// Computes all products. `buffers` are reused from call to call.
+/// Computes all products, reusing `buffers` from call to call.
 pub(crate) fn run(isa: Isa, products: &[Product<'_>], buffers: &mut Vec<Activations>, threads: &Threads) {
     if buffers.len() < products.len() {
         buffers.resize_with(products.len(), Activations::default);
@@ -103,7 +108,8 @@ pub(crate) fn run(isa: Isa, products: &[Product<'_>], buffers: &mut Vec<Activati
         pieces += split.pieces();
         first_half += split.first_half();
     }
-    // The first half of the rows of all products, and then the second: each half is read at one end of the job.
+    // All products' first half of rows comes first, then their second half, so that the threads at one end of the job
+    // read one half.
     threads.run(pieces, &|i| {
         let second = i >= first_half;
         let mut i = if second { i - first_half } else { i };

@@ -82,7 +82,7 @@ multiversion! {
 
 /// Types of S that a query can read.
 pub(crate) trait Readable: Element {
-    /// `phi S / max(phi . z, eps c)`.
+    /// Computes `phi S / max(phi . z, eps c)`.
     ///
     /// s: (F, d); sums: z (F), then c (1); phi: (F) -> out: (d); `clamped` counts the denominators that were raised to
     /// their floor.

@@ -1,5 +1,5 @@
-//! The machine's limits: bytes per second read from memory, operations per second in registers. Measured by loops that
-//! do nothing else, so that a kernel's speed can be given as a share of them.
+//! Measures the machine's limits: bytes per second read from memory, and operations per second in registers. The loops
+//! do nothing else, so that a kernel's speed can be given as a share of these limits.
 
 use std::hint::black_box;
 use std::sync::Barrier;
@@ -13,12 +13,12 @@ use super::{Isa, multiversion};
 
 /// Bytes to read: far more than caches hold.
 const BUFFER: usize = 512 << 20;
-/// Bytes that a thread reads in one go: long enough for the hardware's prefetching to be at its best.
+/// Bytes that a thread reads in one go: enough for the hardware prefetcher to be at its best.
 const STRETCH: usize = 2 << 20;
-/// Passes over the buffer in each way; the best counts.
+/// Passes over the buffer per access pattern; the best counts.
 const PASSES: usize = 4;
-/// The ways in which a thread reads a stretch: places at once, and bytes by which it asks ahead. A plain loop reads a
-/// fifth less than the best of them on an Intel Xeon.
+/// The access patterns with which a thread reads a stretch: places at once, and how many bytes ahead it prefetches. On
+/// an Intel Xeon, a plain loop reads a fifth less than the best of them.
 const WAYS: [(usize, usize); 5] = [(1, 0), (1, 1024), (2, 1024), (2, 3072), (4, 1024)];
 
 /// Steps of each chain in a piece of work: about half a millisecond.
@@ -27,16 +27,16 @@ const STEPS: usize = 1 << 17;
 const PIECES: usize = 8;
 /// Repetitions; the best counts.
 const TRIES: usize = 16;
-/// Lanes of twelve registers, each sixteen, eight or four wide. Two units with a latency of four cycles need at least
-/// eight chains, and sixteen registers hold no more than twelve beside the factors. (For NEON, which has 32 registers
-/// and up to four units, the middle one is 24 registers.)
+/// The lanes of twelve registers that are sixteen, eight or four lanes wide. Two units with a latency of four cycles
+/// need at least eight chains, and sixteen registers hold no more than twelve besides the factors. (On NEON, which has
+/// 32 registers and up to four units, [`WIDE`] takes 24 registers.)
 #[cfg(target_arch = "x86_64")]
 const WIDEST: usize = 12 * 16;
 const WIDE: usize = 12 * 8;
 #[cfg(all(target_arch = "x86_64", not(target_feature = "fma")))]
 const NARROW: usize = 12 * 4;
 
-/// Bytes per second that these threads together read from memory at best.
+/// Returns how many bytes per second these threads together read from memory at best.
 ///
 /// Allocates 512 MiB during the call.
 pub fn read_bandwidth(threads: &Threads) -> f64 {
@@ -59,8 +59,8 @@ pub fn read_bandwidth(threads: &Threads) -> f64 {
     BUFFER as f64 / seconds
 }
 
-/// Operations per second that these threads together reach at best with fused multiply-adds (two operations each) on
-/// f32 in registers. An x86 machine without AVX2 has no fused ones and is measured with separate operations.
+/// Returns how many operations per second these threads together reach at best with fused multiply-adds (two operations
+/// each) on f32 in registers. An x86 machine without AVX2 has no fused ones and is measured with separate operations.
 pub fn fma_peak(threads: &Threads) -> f64 {
     let (isa, pieces) = (Isa::detect(), threads.count() * PIECES);
     let lanes = AtomicU32::new(0);
@@ -71,8 +71,8 @@ pub fn fma_peak(threads: &Threads) -> f64 {
     2.0 * f64::from(lanes.into_inner()) * (pieces * STEPS) as f64 / seconds
 }
 
-/// Seconds that the pieces take in the best repetition, on new threads: [`Threads::run`] suspends workers that were
-/// late, and here all must work.
+/// Returns the seconds that the pieces take in the best repetition, on new threads: [`Threads::run`] suspends workers
+/// that were late, and here all must work.
 fn best_of(times: usize, threads: usize, pieces: usize, work: &(dyn Fn(usize) + Sync)) -> f64 {
     let (gate, next) = (Barrier::new(threads), AtomicUsize::new(0));
     let share = || {
@@ -131,7 +131,7 @@ fn chains(isa: Isa, a: f32, b: f32) -> (u32, f32) {
 }
 
 multiversion! {
-    /// The sum of the numbers' bit patterns, read in one, two or four places at once; `ahead`: bytes by which to ask ahead.
+    /// Sums the numbers' bit patterns, reading one, two or four places at once. ahead: how many bytes ahead to prefetch
     fn sum(numbers: &[f32], places: usize, ahead: usize, total: &mut u32) = sum_body;
 }
 
@@ -148,8 +148,8 @@ fn sum_body(numbers: &[f32], places: usize, ahead: usize, total: &mut u32) {
     };
 }
 
-/// Adds run after run of each of `P` parts. Integers may be added in any order, so the compiler vectorises a run at every
-/// optimisation level.
+/// Sums `P` parts of the numbers, a run of each in turn. Integers may be added in any order, so the compiler vectorizes
+/// a run at every optimization level.
 #[inline(always)]
 fn runs<const P: usize>(numbers: &[f32], ahead: usize) -> u32 {
     const RUN: usize = 16 * LINE / size_of::<f32>();
@@ -170,7 +170,7 @@ fn runs<const P: usize>(numbers: &[f32], ahead: usize) -> u32 {
     add(add(sum, all[P * part..].as_flattened()), rest)
 }
 
-/// `chain = a b + chain` in every lane, over and over.
+/// Computes `chain = a b + chain` in every lane, over and over.
 #[inline(always)]
 fn fused<const N: usize>(a: f32, b: f32, end: &mut f32) {
     let mut chains = [1.0f32; N];
@@ -182,7 +182,7 @@ fn fused<const N: usize>(a: f32, b: f32, end: &mut f32) {
     *end = chains.iter().sum();
 }
 
-/// `chain = chain a + b`: the compiler would move the product of [`fused`] out of the loop.
+/// Computes `chain = chain a + b`: the compiler would move the product of [`fused`] out of the loop.
 #[cfg(all(target_arch = "x86_64", not(target_feature = "fma")))]
 fn separate<const N: usize>(a: f32, b: f32, end: &mut f32) {
     let mut chains = [1.0f32; N];

@@ -1,13 +1,13 @@
-//! What Mamba-2 has around its recurrence: steps of time and the decays they cause, and the gated norm.
+//! The operations around Mamba-2's recurrence: time steps and the decays they cause, and the gated norm.
 
 use super::activation::{exp_lane, silu_lane};
 use super::multiversion;
 use super::plain::dot;
 
-/// Below this exponent a decay is 0: e^x is not a normal number.
+/// Below this exponent a decay is 0, because e^x is not a normal number.
 const LEAST: f32 = -87.0;
 
-/// 1, 1/3, 1/5 to 1/19: for q <= 1/9 the rest of the series of atanh is below the precision of f32.
+/// 1, 1/3, 1/5 to 1/19: for s^2 <= 1/9 the rest of the series of atanh is below the precision of f32.
 const SERIES: [f32; 10] = {
     let mut series = [1.0; 10];
     let mut n = 1;
@@ -18,10 +18,11 @@ const SERIES: [f32; 10] = {
     series
 };
 
-/// `log(1 + e^x)`, relative error about 1e-6.
+/// Returns `log(1 + e^x)` with a relative error of about 1e-6.
 #[inline(always)]
 fn softplus_lane(x: f32) -> f32 {
-    // log(1 + u) = 2 atanh(u / (2 + u)), whose argument is at most 1/3. The system's logarithm differs between machines.
+    // log(1 + u) = 2 atanh(u / (2 + u)), whose argument is at most 1/3. The system's logarithm differs between
+    // machines.
     let u = exp_lane(-x.abs());
     let s = u / (2.0 + u);
     let series = SERIES.iter().rev().fold(0.0f32, |sum, factor| sum.mul_add(s * s, *factor));
@@ -29,14 +30,14 @@ fn softplus_lane(x: f32) -> f32 {
     if x > 0.0 { x + log } else { log }
 }
 
-/// The constants of a layer's steps of time, each (heads) but the limits.
+/// The constants of a layer's time steps, each (heads) except the limits.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StepShape<'a> {
-    /// dt's bias.
+    /// The bias of dt.
     pub(crate) bias: &'a [f32],
-    /// A: the logarithm of the decay of a step of 1.
+    /// A: the logarithm of the decay over a step of 1.
     pub(crate) a: &'a [f32],
-    /// The least and the largest step, in order.
+    /// The smallest and the largest step, in this order.
     pub(crate) limits: (f32, f32),
 }
 
@@ -59,7 +60,8 @@ fn time_steps_body((raw, stride): (&[f32], usize), shape: StepShape<'_>, (dt, ke
 }
 
 multiversion! {
-    /// `dt = clamp(softplus(raw + bias), limits)` and the share of the memory that remains, `exp(dt A)`, of each head.
+    /// Computes `dt = clamp(softplus(raw + bias), limits)` and `exp(dt A)`, the share of the memory that remains, per
+    /// head.
     ///
     /// raw: the first `heads` of every `stride` numbers -> dt, keep: (tokens, heads)
     pub(crate) fn time_steps(
@@ -69,18 +71,18 @@ multiversion! {
     ) = time_steps_body;
 }
 
-/// What [`gated_rms`] reads besides the readout.
+/// The inputs of [`gated_rms`] besides the readout.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Gated<'a> {
-    /// The convolved input: the first n of every so many numbers.
+    /// The convolved input and its stride: the first n of every `stride` numbers.
     pub(crate) x: (&'a [f32], usize),
-    /// The gate: the first n of every so many numbers.
+    /// The gate and its stride: the first n of every `stride` numbers.
     pub(crate) gate: (&'a [f32], usize),
-    /// How much of the input passes the memory by: (n).
+    /// The share of the input that bypasses the memory: (n).
     pub(crate) skip: &'a [f32],
     /// (n)
     pub(crate) weight: &'a [f32],
-    /// Numbers that are normed together; divides n.
+    /// How many numbers are normalized together; divides n.
     pub(crate) group: usize,
     /// Added to the mean square.
     pub(crate) eps: f32,
@@ -104,7 +106,8 @@ fn gated_rms_body(of: Gated<'_>, y: &mut [f32]) {
 }
 
 multiversion! {
-    /// `norm((y + skip x) silu(gate)) weight`, in place, where the norm makes the mean square of each `group` numbers 1.
+    /// Computes `norm((y + skip x) silu(gate)) weight` in place; the norm scales each `group` numbers to a mean square
+    /// of 1.
     ///
     /// y: (tokens, n)
     pub(crate) fn gated_rms(of: Gated<'_>, y: &mut [f32]) = gated_rms_body;

@@ -1,12 +1,14 @@
-//! A small thread pool that shares the pieces of one job after another. It is made for steps of a millisecond with
-//! dozens of jobs each, on cores that other programs may use too.
+//! A small thread pool that runs one job after another, each split into pieces. It is made for steps of a millisecond
+//! with dozens of jobs each, on cores that other programs may use too.
 //!
-//! The caller works as well. Threads claim pieces one by one from an atomic word, so that the caller never waits for a
-//! worker that has not started. The caller and every second worker begin with the first piece, the others with the last:
-//! if all jobs of a step list the same rows or heads in the same order, a core finds in its own caches what it wrote in
-//! the job before. An idle worker spins for a while, then sleeps. If a worker keeps a piece for
-//! long, because the system gave its core to another program, the caller waits for it once and then suspends the
-//! workers for sixteen times as long. So a busy neighbour costs part of a thread, not a stalled step each time.
+//! The caller works as well. Threads claim pieces one by one from an atomic word, so the caller never waits for a
+//! worker that has not started. The caller and every second worker claim from the first piece on, the others from the
+//! last: if all jobs of a step list the same rows or heads in the same order, a core finds in its own caches what it
+//! wrote in the previous job.
+//!
+//! An idle worker spins for a while, then sleeps. If a worker keeps a piece for long, because the system gave its core
+//! to another program, the caller waits for it once and then suspends the workers for sixteen times as long. So a busy
+//! neighbor costs part of a thread, not a stalled step each time.
 
 mod open;
 #[cfg(test)]
@@ -20,16 +22,16 @@ use std::time::{Duration, Instant};
 
 use open::{End, Open};
 
-/// Times that a worker checks for the next job before it sleeps: some 70 microseconds, longer than what the caller does
-/// alone between two jobs of a step. To be woken takes about as long.
+/// How many times a worker checks for the next job before it sleeps: for about 70 microseconds, longer than the caller
+/// works alone between two jobs of a step. Waking a worker takes about as long.
 const LOOKS: u32 = 2000;
-/// Times that the caller checks for others' pieces before it offers them its core: about twenty microseconds.
+/// How many times the caller checks for others' pieces before it yields its core: for about twenty microseconds.
 const CALLER_LOOKS: u32 = 600;
 /// How long the caller waits for others' pieces, beyond its own work, before it counts them as late.
 const PATIENCE: Duration = Duration::from_micros(200);
-/// How long it then sleeps between two checks.
+/// How long the caller then sleeps between two checks.
 const NAP: Duration = Duration::from_micros(50);
-/// The workers are suspended for so many times the wait for a late one, at most for [`LONGEST_SUSPENSION`].
+/// The workers are suspended for this many times the wait for a late one, at most for [`LONGEST_SUSPENSION`].
 const SUSPENSION: u32 = 16;
 const LONGEST_SUSPENSION: Duration = Duration::from_secs(1);
 
@@ -46,11 +48,11 @@ struct Job {
 unsafe impl Send for Job {}
 
 struct Shared {
-    /// The word of [`Open`].
+    /// An [`Open`] as a word.
     open: AtomicU64,
-    /// Pieces that are done.
+    /// The number of pieces that are done.
     done: AtomicUsize,
-    /// The job of `open`'s number; written only while nothing is open.
+    /// The job whose number is in `open`; written only while nothing is open.
     job: Mutex<Option<Job>>,
     panicked: AtomicBool,
     ended: AtomicBool,
@@ -74,7 +76,7 @@ impl Shared {
         }
     }
 
-    /// Whether a piece is unclaimed.
+    /// Returns whether a piece is unclaimed.
     fn is_open(&self, order: Ordering) -> bool {
         !Open::of(self.open.load(order)).is_empty()
     }
@@ -83,7 +85,7 @@ impl Shared {
     fn work(&self, end: End) {
         let mut known: Option<(u32, Job)> = None;
         while let Some((number, piece)) = self.claim(end) {
-            // Until this piece is done the job stays: `run` waits for it.
+            // The job stays until this piece is done: `run` waits for it.
             let job = match known {
                 Some((of, job)) if of == number => job,
                 _ => match *self.job.lock().unwrap_or_else(std::sync::PoisonError::into_inner) {
@@ -95,7 +97,7 @@ impl Shared {
             known = Some((number, job));
             // SAFETY: the claimed piece is not done, so `run` has not returned and the job lives.
             let work = unsafe { &*job.work };
-            // In order, up or down: pieces that are neighbours in memory follow one another.
+            // Claims go up or down in order, so that pieces adjacent in memory follow one another.
             if let Err(payload) = catch_unwind(AssertUnwindSafe(|| work(piece))) {
                 self.panicked.store(true, Ordering::Relaxed);
                 // Dropping the payload may panic, and this piece is not counted yet.
@@ -130,13 +132,13 @@ impl Shared {
     }
 }
 
-/// State of the caller that has the workers.
+/// The state of the caller that has the workers.
 struct Caller {
     number: u32,
     suspended_until: Option<Instant>,
 }
 
-/// The caller of [`Threads::run`] and its workers.
+/// A thread pool: the caller of [`Threads::run`] and its workers.
 pub struct Threads {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
@@ -150,7 +152,7 @@ impl std::fmt::Debug for Threads {
 }
 
 impl Threads {
-    /// `count` threads, the caller included; fewer if the system refuses more.
+    /// Starts `count` threads, the caller included; fewer if the system refuses more.
     pub fn new(count: usize) -> Self {
         let shared = Arc::new(Shared {
             open: AtomicU64::new(0),
@@ -169,13 +171,13 @@ impl Threads {
         Self { shared, workers, caller: Mutex::new(Caller { number: 0, suspended_until: None }) }
     }
 
-    /// The threads of this process: as many as [`Threads::configure`] set, or one per core.
+    /// Returns the threads of this process: as many as [`Threads::configure`] set, or one per core.
     pub fn global() -> &'static Arc<Self> {
         Self::global_of(None)
     }
 
-    /// Sets the number of [`Threads::global`]; false if it is in use with another number, or if the system refuses that
-    /// many.
+    /// Sets the number of threads of [`Threads::global`]; returns false if they are in use with another number, or if
+    /// the system refuses that many.
     #[must_use]
     pub fn configure(count: usize) -> bool {
         Self::global_of(Some(count)).count() == count.max(1)
@@ -187,12 +189,12 @@ impl Threads {
         GLOBAL.get_or_init(|| Arc::new(Self::new(count.unwrap_or_else(cores))))
     }
 
-    /// The number of threads, the caller included.
+    /// Returns the number of threads, the caller included.
     pub fn count(&self) -> usize {
         self.workers.len() + 1
     }
 
-    /// Does `work(i)` for every `i` below `pieces`, in any order, on any of the threads, and returns when all is done.
+    /// Runs `work(i)` for every `i` below `pieces`, in any order, on any of the threads, and returns when all are done.
     ///
     /// If the workers are busy for another caller, or the call comes from inside a piece, the caller works alone.
     ///

@@ -1,7 +1,7 @@
 //! Sine and cosine together, the Gaussian feature map on rows, and unit length.
 //!
 //! The angles are `W x` with |x| <= 1, a few units at most. The range reduction keeps the absolute error under 1e-6 up
-//! to angles of some thousands. Polynomials: the minimax ones of Cephes (`sinf`, `cosf`).
+//! to angles of some thousands. The polynomials are the minimax ones of Cephes (`sinf`, `cosf`).
 
 use super::{LANES, multiversion, plain::dot};
 
@@ -9,15 +9,15 @@ use super::{LANES, multiversion, plain::dot};
 pub(crate) const UNIT_EPS: f32 = 1e-3;
 
 const TWO_OVER_PI: f32 = std::f32::consts::FRAC_2_PI;
-// pi / 2 in three parts. The first two have few bits, so that their products with a quadrant are exact.
+// pi / 2, split in three. The first two parts have few bits, so their products with a quadrant are exact.
 const HALF_PI_A: f32 = 1.570_312_5;
 const HALF_PI_B: f32 = 4.837_512_969_970_703e-4;
 const HALF_PI_C: f32 = 7.549_789_954_891_862e-8;
 
-/// Adding and subtracting 1.5 * 2^23 rounds to the nearest integer.
+/// 1.5 * 2^23: adding and then subtracting it rounds to the nearest integer.
 const ROUND: f32 = 12_582_912.0;
 
-/// Sine and cosine of one lane.
+/// Returns the sine and cosine of one lane.
 #[inline(always)]
 fn sin_cos_lane(x: f32) -> (f32, f32) {
     let shifted = x.mul_add(TWO_OVER_PI, ROUND);
@@ -68,7 +68,7 @@ fn features_body(angles: &[f32], proj_dim: usize, out: &mut [f32]) {
 }
 
 multiversion! {
-    /// `sqrt(1/D) [sin(angles), cos(angles)]` for each row: angles (rows, D) -> out (rows, 2 D).
+    /// Computes `sqrt(1/D) [sin(angles), cos(angles)]` for each row: angles (rows, D) -> out (rows, 2 D).
     pub(crate) fn features(angles: &[f32], proj_dim: usize, out: &mut [f32]) = features_body;
 }
 

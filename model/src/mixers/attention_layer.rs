@@ -1,4 +1,4 @@
-//! A pre-norm layer around a [`Mixer`]: `x + mixer(norm(x))`, for an encoder-decoder `x + cross(norm(x))`, then
+//! A pre-norm layer around a [`Mixer`]: `x + mixer(norm(x))`, in an encoder-decoder `x + cross(norm(x))`, then
 //! `x + mlp(norm(x))`.
 
 use super::cross::{CrossAttention, CrossBuffers, SourceReader};
@@ -15,7 +15,7 @@ use crate::memory::StateType;
 use crate::nn::{Mlp, MlpBuffers, RmsNorm};
 use crate::weights::{LoadError, TensorList, Weights};
 
-/// The layer.
+/// A layer around a mixer.
 #[derive(Debug)]
 pub(crate) struct AttentionLayer<M: Mixer> {
     input_norm: RmsNorm, // (hidden)
@@ -26,7 +26,7 @@ pub(crate) struct AttentionLayer<M: Mixer> {
     mlp: Mlp,
 }
 
-/// The state of the layer.
+/// The state of a layer.
 #[derive(Debug)]
 pub(crate) struct AttentionState<M: Mixer> {
     heads: M::State,
@@ -34,7 +34,7 @@ pub(crate) struct AttentionState<M: Mixer> {
     source: Option<<M::Source as SourceReader>::State>,
 }
 
-/// Intermediate results of the layer.
+/// Intermediate results of a layer.
 #[derive(Debug)]
 pub(crate) struct AttentionBuffers<M: Mixer> {
     normed: Vec<f32>, // (rows, time, hidden)

@@ -1,11 +1,11 @@
-//! The short causal convolution: on q, k and v, or on Mamba-2's x, B and C.
+//! The short causal convolution on q, k and v, or on Mamba-2's x, B and C.
 
 use super::last_inputs::LastInputs;
 use super::layer::Rows;
 use crate::error::Result;
 use crate::kernels::{Isa, activation};
 
-/// Depthwise taps of all channels, followed by SiLU.
+/// A depthwise convolution of all channels, followed by SiLU.
 #[derive(Clone, Debug)]
 pub(crate) struct Conv {
     weight: Vec<f32>, // (kernel, channels)
@@ -25,7 +25,7 @@ impl Conv {
         self.weight.len() / self.channels
     }
 
-    /// Channels.
+    /// Number of channels.
     pub(crate) fn channels(&self) -> usize {
         self.channels
     }
@@ -35,12 +35,12 @@ impl Conv {
         (self.weight.len() + self.bias.len()) * size_of::<f32>()
     }
 
-    /// The last inputs of `slots` empty texts, oldest first: (slots, kernel - 1, channels)
+    /// The last inputs for `slots` empty texts, oldest first: (slots, kernel - 1, channels)
     pub(crate) fn new_tails(convolution: Option<&Self>, slots: usize) -> LastInputs {
         LastInputs::zeros(slots, 1, convolution.map_or((0, 0), |conv| (conv.kernel() - 1, conv.channels)))
     }
 
-    /// x: (rows, time, stride), of which the channels begin at `from` -> out: (rows, time, channels)
+    /// x: (rows, time, stride), whose channels start at `from` -> out: (rows, time, channels)
     pub(crate) fn forward(
         &self,
         (x, from, stride): (&[f32], usize, usize),

@@ -1,10 +1,10 @@
-//! The keys that `config.json` has beside those of the architecture, because `save_pretrained` of Hugging Face's `transformers`
-//! writes them for every model: how the file was made, what other tasks and other programs read, and how texts were sampled
-//! before there was a `generation_config.json`. None of them changes what a model computes.
+//! The keys that `config.json` contains in addition to those of the architecture, because `save_pretrained` of Hugging
+//! Face's `transformers` writes them for every model: how the file was made, settings for other tasks and programs, and
+//! sampling settings from before `generation_config.json` existed. None of them changes what a model computes.
 
 use serde_json::{Map, Value};
 
-/// Their names, in `transformers` 4 and 5, and those of programs that train with it.
+/// The keys of `transformers` 4 and 5, and of programs that train with it.
 const KEYS: [&str; 61] = [
     "_attn_implementation",
     "_attn_implementation_autoset",
@@ -69,7 +69,7 @@ const KEYS: [&str; 61] = [
     "use_cache",
 ];
 
-/// Removes them.
+/// Removes the generic keys from a config.
 pub(super) fn remove(keys: &mut Map<String, Value>) {
     for key in KEYS {
         keys.remove(key);
@@ -82,7 +82,7 @@ mod tests {
 
     use crate::config::DecoderConfig;
 
-    /// What `transformers` 4.x writes for every model if it writes defaults too, without the keys of the architecture.
+    /// What `transformers` 4.x writes for every model when it includes defaults, without the keys of the architecture.
     const WRITTEN: &str = r#"{"_name_or_path": "org/base", "add_cross_attention": false, "architectures": ["X"],
         "bad_words_ids": null, "begin_suppress_tokens": null, "bos_token_id": 1, "chunk_size_feed_forward": 0,
         "cross_attention_hidden_size": null, "decoder_start_token_id": null, "diversity_penalty": 0.0,

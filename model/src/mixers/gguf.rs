@@ -1,5 +1,5 @@
-//! Families in GGUF files as llama.cpp writes them: where the metadata has the values of a `config.json`, and what tensors
-//! are called there. A family is a set of tables.
+//! Model families in GGUF files as llama.cpp writes them: which metadata keys hold the values of a `config.json`, and
+//! the names of the tensors. A family is a set of tables.
 
 use std::collections::BTreeMap;
 
@@ -8,31 +8,31 @@ use serde_json::{Map, Value, json};
 use super::names::{Names, TensorNames};
 use crate::weights::{Entry, Metadata, MetadataError};
 
-/// The list of tokens, whose length is the size of the vocabulary.
+/// The key of the token list, whose length is the vocabulary size.
 const TOKENS: &str = "tokenizer.ggml.tokens";
-/// Tokens of our config.
+/// Special token ids: our config keys and their metadata keys.
 const TOKEN_IDS: Names =
     &[("bos_token_id", "tokenizer.ggml.bos_token_id"), ("eos_token_id", "tokenizer.ggml.eos_token_id")];
 
-/// How llama.cpp writes a family.
+/// How llama.cpp stores a family.
 #[derive(Debug)]
 pub(crate) struct GgufFamily {
-    /// Its `general.architecture`, which is our `model_type` too.
+    /// The value of `general.architecture`, which is also our `model_type`.
     pub(crate) architecture: &'static str,
-    /// Keys of a `config.json` with whole numbers; theirs without the architecture.
+    /// Integer keys: ours in `config.json`, and the metadata key without the architecture prefix.
     pub(super) numbers: Names,
-    /// The same with floats.
+    /// Float keys, in the same form.
     pub(super) floats: Names,
-    /// The names of its tensors.
+    /// The names of the family's tensors.
     pub(crate) names: TensorNames,
-    /// The output head, if it is the embedding where files have none.
+    /// The output head's name, if files without one share the embedding.
     pub(super) may_be_tied: Option<&'static str>,
-    /// Adds to a config what follows from its other keys.
+    /// Adds config keys that follow from others.
     pub(super) derive: fn(&mut Map<String, Value>),
 }
 
 impl GgufFamily {
-    /// The text of a `config.json`, for a file with these metadata and tensors.
+    /// Builds the text of a `config.json` for a file with this metadata and these tensors.
     ///
     /// # Errors
     /// A key is absent or has a value of another type.
@@ -70,7 +70,7 @@ impl GgufFamily {
         format!("{}.{theirs}", self.architecture)
     }
 
-    /// The key of the metadata that a key of a `config.json` comes from.
+    /// The metadata key that provides a key of `config.json`.
     pub(crate) fn key(&self, ours: &str) -> String {
         if ours == "vocab_size" {
             return TOKENS.into();

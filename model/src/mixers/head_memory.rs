@@ -1,7 +1,8 @@
-//! What the heads of a layer remember where it is one matrix S for each, and how all heads advance: token by token in
-//! place, for prompts and generated tokens alike. So a state has the same bits wherever its text was cut.
+//! The state of heads that keep one matrix S each, and how all heads advance: token by token, in place, for prompts and
+//! generated tokens alike. A state therefore has the same bits however its text is divided into calls.
 //!
-//! Drafts advance a copy. What the recurrence reads of them is noted, and those that are kept are read again, in place.
+//! Draft tokens advance a copy of S. The inputs of the recurrence are recorded, and accepted drafts are replayed in
+//! place.
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,24 +17,24 @@ use crate::kernels::parts::Parts;
 use crate::kernels::recurrence::Number;
 use crate::memory::StateType;
 
-/// One head of one token.
+/// One head at one token.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
-    /// The token among those of all rows: `row * time + t`.
+    /// The index of the token among those of all rows: `row * time + t`.
     pub(super) token: usize,
-    /// The head of the layer.
+    /// The index of the head in the layer.
     pub(super) head: usize,
-    /// For rounding a 16-bit state; depends on the position, the layer and the head alone.
+    /// The seed for rounding a 16-bit state; it depends only on the position, the layer and the head.
     pub(super) seed: u64,
 }
 
-/// What a family does with S.
+/// How a family updates and reads S.
 pub(super) trait Recurrence: Sync {
     /// Advances S of a head by one token and reads it out. s: (head); out: (d)
     fn step<S: Number>(&self, isa: Isa, s: &mut [S], at: Place, out: &mut [f32]);
 }
 
-/// S of every head of a layer.
+/// S of all heads of a layer.
 #[derive(Debug)]
 pub(crate) struct HeadMemory {
     s: Matrices, // (slots, heads, head)
@@ -49,7 +50,7 @@ pub(super) struct HeadBuffers {
     copies: Copies,
 }
 
-/// What the recurrence has read in the last step of drafts: arrays of (rows, time, numbers of a token).
+/// The inputs of the recurrence in the last draft step: arrays of (rows, time, elements per token).
 #[derive(Debug)]
 pub(super) struct Noted<const N: usize> {
     arrays: [Vec<f32>; N],
@@ -63,7 +64,7 @@ impl<const N: usize> Default for Noted<N> {
 }
 
 impl<const N: usize> Noted<N> {
-    /// Notes what the recurrence reads, if the rows are drafts.
+    /// Records the inputs of the recurrence if the rows' tokens are drafts.
     pub(super) fn note(&mut self, rows: Rows<'_>, arrays: [&[f32]; N]) {
         if rows.drafts {
             self.tokens = rows.slots.len() * rows.time;
@@ -74,7 +75,7 @@ impl<const N: usize> Noted<N> {
         }
     }
 
-    /// The part of the tokens that a slot keeps: (count, numbers of a token)
+    /// Returns the inputs of the tokens that a slot keeps: (count, elements per token)
     pub(super) fn of(&self, kept: Kept) -> [&[f32]; N] {
         self.arrays.each_ref().map(|array| {
             let numbers = array.len() / self.tokens.max(1);
@@ -84,17 +85,17 @@ impl<const N: usize> Noted<N> {
 }
 
 impl HeadMemory {
-    /// The memories of empty texts, of `head` numbers for each head.
+    /// The memories of empty texts, with `head` elements per head.
     pub(super) fn zeros(slots: usize, heads: usize, head: usize, state: StateType) -> Self {
         Self { s: Matrices::zeros(slots * heads * head, state), slots, heads, head }
     }
 
-    /// Numbers of a slot.
+    /// Elements per slot.
     fn numbers(&self) -> usize {
         self.heads * self.head
     }
 
-    /// Advances the rows' slots; if the tokens are drafts, copies of them. out: (rows, time, heads d)
+    /// Advances the rows' slots, or copies of them if the tokens are drafts. out: (rows, time, heads d)
     ///
     /// # Errors
     /// A slot is out of range or named twice.
@@ -120,7 +121,7 @@ impl HeadMemory {
             }
         };
         if rows.time == 1 {
-            // With one token, (heads, time) and (time, heads) are the same order.
+            // With one token, (heads, time) and (time, heads) have the same order.
             return run(out);
         }
         let target = sized(heads_first, out.len());
@@ -129,7 +130,7 @@ impl HeadMemory {
         Ok(())
     }
 
-    /// Advances a slot by the drafts that it keeps, which `recurrence` has read. d: numbers that a head reads
+    /// Advances a slot by the drafts that it keeps; `recurrence` holds their inputs. d: length of a head's output
     ///
     /// # Errors
     /// The slot is out of range.
@@ -175,7 +176,7 @@ fn advance_heads<S: Number>(
         done.fetch_add(1, Ordering::Relaxed);
     };
     run_heads(&cx.threads, pieces, pieces * time * head, &piece);
-    // A slot that is named twice has no second part.
+    // A slot that is named twice has no second part to take.
     if done.into_inner() == pieces { Ok(()) } else { Err(ModelError::repeated(rows.slots)) }
 }
 
@@ -197,7 +198,7 @@ fn keep_heads<S: Number>(
         OUT.with_borrow_mut(|out| {
             for (token, position) in (kept.position..).take(kept.count).enumerate() {
                 let seed = seed(position, kept.layer, index, heads);
-                // What the token reads is known already.
+                // The output is not needed: it was computed in the draft step.
                 recurrence.step(isa, s, Place { token, head: index, seed }, sized(out, d));
             }
         });

@@ -1,4 +1,4 @@
-//! The last inputs of what looks back a fixed number of tokens: a convolution, or token shifts.
+//! The last inputs of operations that look back a fixed number of tokens: a convolution, or token shifts.
 
 use std::ops::Range;
 
@@ -9,19 +9,19 @@ use crate::error::{ModelError, Result};
 #[derive(Debug)]
 pub(crate) struct LastInputs {
     numbers: Vec<f32>,
-    /// Inputs of a slot: a convolution has one, each token shift another.
+    /// Inputs per slot: one for a convolution, one for each token shift.
     count: usize,
-    /// Numbers of one of them: taps x width
+    /// Elements per input: taps x width
     len: usize,
     width: usize,
-    /// Each input's tokens in the last step of drafts: (rows, time, width)
+    /// The tokens of each input in the last draft step: (rows, time, width)
     drafts: Vec<Vec<f32>>,
-    /// What an input of the rows was before it: (rows, taps, width)
+    /// The previous contents of an input for the rows of a draft step: (rows, taps, width)
     before: Vec<f32>,
 }
 
 impl LastInputs {
-    /// Those of `slots` empty texts: `count` inputs whose last `taps` tokens are remembered; nothing if `taps` is 0.
+    /// The inputs of `slots` empty texts: `count` inputs that keep their last `taps` tokens; empty if `taps` is 0.
     pub(super) fn zeros(slots: usize, count: usize, (taps, width): (usize, usize)) -> Self {
         let len = taps * width;
         Self {
@@ -34,7 +34,7 @@ impl LastInputs {
         }
     }
 
-    /// Numbers of a slot.
+    /// Elements per slot.
     fn of_slot(&self) -> usize {
         self.count * self.len
     }
@@ -51,9 +51,9 @@ impl LastInputs {
         Ok(&mut self.numbers[place])
     }
 
-    /// Runs a step of an input; if its tokens are drafts, notes them and takes the slots back to where they were.
+    /// Runs a step of an input. If its tokens are drafts, records them and restores the slots afterwards.
     ///
-    /// tokens: (width) each
+    /// tokens: each (width)
     pub(super) fn step<'a>(
         &mut self,
         input: usize,
@@ -95,7 +95,7 @@ impl LastInputs {
     }
 }
 
-/// Moves new inputs in behind the last, as many as there is room for.
+/// Appends new inputs and drops the oldest, so that the length stays the same.
 fn push(last: &mut [f32], new: &[f32]) {
     if new.len() >= last.len() {
         last.copy_from_slice(&new[new.len() - last.len()..]);

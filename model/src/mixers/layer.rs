@@ -1,8 +1,8 @@
-//! The interface between a decoder and its layers: what a layer keeps for each slot, what a step lends it, and how layers
+//! The interface between a decoder and its layers: a layer's state for each slot, the context of a step, and how layers
 //! of any family are stacked.
 //!
-//! A layer and its state are paired by type ([`Layer::State`]). [`Stack`] and [`States`] hide the types from the decoder
-//! and the pool; they meet again in one place, [`Stack::forward`].
+//! A layer and its state are paired by type ([`Layer::State`]). [`Stack`] and [`States`] hide the types from the
+//! decoder and the pool; they are joined again in one place, [`Stack::forward`].
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -21,42 +21,42 @@ use crate::weights::{Entry, LoadError, TensorList, Weights};
 /// The rows of a step.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rows<'a> {
-    /// One slot for each row, all different.
+    /// One slot per row, all different.
     pub(crate) slots: &'a [usize],
     /// The position of each row's first new token.
     pub(crate) positions: &'a [u64],
-    /// New tokens of each row.
+    /// Number of new tokens per row.
     pub(crate) time: usize,
-    /// The angles of those tokens, for rotary positions.
+    /// The rotary angles of the new tokens, if the config uses them.
     pub(crate) angles: Option<&'a Angles>,
-    /// The number of the layer.
+    /// The index of the layer.
     pub(crate) layer: usize,
-    /// Whether the tokens are drafts: the states stay as they are until [`Layer::keep`].
+    /// Whether the tokens are drafts, which leave the states unchanged until [`Layer::keep`].
     pub(crate) drafts: bool,
 }
 
-/// The drafts of a row that a slot keeps.
+/// The draft tokens of a row that its slot keeps.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Kept {
     pub(crate) slot: usize,
-    /// The row of the slot in the last step of drafts, in which each row had `time` tokens.
+    /// The row of the slot in the last draft step, in which each row had `time` tokens.
     pub(crate) row: usize,
     pub(crate) time: usize,
-    /// Tokens that are kept, from the row's first on.
+    /// Number of kept tokens, starting with the row's first.
     pub(crate) count: usize,
-    /// The position of the first.
+    /// The position of the first kept token.
     pub(crate) position: u64,
-    /// The number of the layer.
+    /// The index of the layer.
     pub(crate) layer: usize,
 }
 
-/// One step of some rows.
+/// The context of one step.
 #[derive(Debug)]
 pub(crate) struct Step<'a> {
     pub(crate) cx: &'a mut Compute,
     pub(crate) rows: Rows<'a>,
     pub(crate) denominators: &'a mut Denominators,
-    /// Counts denominators and gates in place of `denominators`: evaluation.
+    /// If set, collects denominators and gates instead of `denominators`; for evaluation.
     pub(crate) probe: Option<&'a mut Probe>,
 }
 
@@ -67,58 +67,58 @@ impl Step<'_> {
     }
 }
 
-/// One part of what a layer keeps for every slot of a pool.
+/// One part of a layer's state, for all slots of a pool.
 pub trait SlotState: Debug + Send + Sync {
-    /// Bytes of one slot.
+    /// Bytes per slot.
     fn bytes(&self) -> usize;
 
-    /// Makes a slot an empty text.
+    /// Resets a slot to an empty text.
     fn reset(&mut self, slot: usize);
 
-    /// Appends the numbers of a slot to `out`, in the order of [`StateLayout`].
+    /// Appends a slot's elements to `out`, in the order of [`StateLayout`].
     fn read(&self, slot: usize, out: &mut Vec<f32>);
 
-    /// Checks numbers from outside that [`Self::write`] is to put into a slot of a text of `tokens` tokens.
+    /// Checks external data before [`Self::write`] puts it into a slot whose text has `tokens` tokens.
     ///
     /// # Errors
-    /// [`ModelError::Argument`] for numbers that no text of this model has.
+    /// [`ModelError::Argument`] for elements that no text of this model can produce.
     fn check(&self, _layer: usize, _numbers: &[f32], _tokens: u64) -> Result<()> {
         Ok(())
     }
 
-    /// Sets the numbers of a slot of a text of `tokens` tokens.
+    /// Sets the elements of a slot whose text has `tokens` tokens.
     fn write(&mut self, slot: usize, numbers: &[f32], tokens: u64);
 }
 
-/// What a layer keeps, in the three parts of a [`StateLayout`]: memory, last inputs, source.
+/// A layer's state, in the three parts of a [`StateLayout`]: memory, last inputs, source.
 pub(crate) trait LayerState: Debug + Send + Sync {
-    /// The parts that there are.
+    /// Returns the parts that exist.
     fn parts(&self) -> [Option<&dyn SlotState>; 3];
 
-    /// The same, to be changed.
+    /// Returns the parts that exist, mutably.
     fn parts_mut(&mut self) -> [Option<&mut dyn SlotState>; 3];
 }
 
-/// What a family has around its layers, and its words for it in a checkpoint.
+/// What surrounds a family's layers, and the names it uses in checkpoints.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Frame {
     /// The `model_type` of a decoder.
     pub(crate) model_type: &'static str,
     /// The `hidden_act` of the feed-forward part.
     pub(crate) hidden_act: &'static str,
-    /// What the names of all tensors but the output head begin with.
+    /// The prefix of all tensor names except the output head's.
     pub(crate) body: &'static str,
-    /// The embedding below `body`.
+    /// The name of the embedding, below `body`.
     pub(crate) embedding: &'static str,
-    /// The norm after the last layer, and its name below `body`.
+    /// The kind of the norm after the last layer, and its name below `body`.
     pub(crate) norm: NormKind,
     pub(crate) norm_name: &'static str,
-    /// The key of `config.json` that all other families refuse.
+    /// A key of `config.json` that only this family accepts.
     pub(crate) own_key: Option<&'static str>,
 }
 
 impl Frame {
-    /// That of Llama, with our `model_type`.
+    /// The frame of Llama, with our `model_type`.
     pub(crate) const OURS: Self = Self {
         model_type: "rfa_gate",
         hidden_act: "silu",
@@ -129,24 +129,24 @@ impl Frame {
         own_key: None,
     };
 
-    /// The tensors below `body`, without those of the layers.
+    /// The tensors below `body`, except for those of the layers.
     pub(crate) fn tensors(&self, config: &DecoderConfig, list: &mut TensorList) {
         list.matrix(self.embedding, config.vocab_size, config.hidden_size);
         Norm::tensors(self.norm, list, self.norm_name, config.hidden_size);
     }
 }
 
-/// One layer of a decoder, its residual connections included. A family of models implements it once.
+/// One decoder layer, including its residual connections. Each model family implements it once.
 pub(crate) trait Layer: Debug + Send + Sync + Sized + 'static {
-    /// What the layer keeps for the slots of a pool.
+    /// The layer's state for the slots of a pool.
     type State: LayerState + 'static;
-    /// Intermediate results, kept from step to step and shared by all layers of a decoder.
+    /// Intermediate results, reused from step to step and shared by all layers of a decoder.
     type Buffers: Debug + Default + Send + Sync + 'static;
 
-    /// What is around the layers.
+    /// What surrounds the layers.
     const FRAME: Frame = Frame::OURS;
 
-    /// Whether [`Self::forward`] reads drafts, for [`Self::keep`].
+    /// Whether [`Self::forward`] supports draft tokens and [`Self::keep`].
     const SPECULATES: bool = false;
 
     /// The name of the mixer in reports.
@@ -158,28 +158,28 @@ pub(crate) trait Layer: Debug + Send + Sync + Sized + 'static {
     /// Checks the bounds that depend on the family.
     fn validate(config: &DecoderConfig) -> std::result::Result<(), ConfigError>;
 
-    /// Features of a head (F); 0 without a feature map.
+    /// Number of features per head (F); 0 without a feature map.
     fn features(config: &DecoderConfig) -> usize;
 
-    /// The numbers of one slot.
+    /// The layout of one slot's state.
     fn layout(config: &DecoderConfig) -> StateLayout;
 
-    /// Numbers that a head caches for each token in the `sliding_window`; 0 without a cache.
+    /// Elements that a head caches per token of the `sliding_window`; 0 without a cache.
     fn cached_numbers(config: &DecoderConfig) -> usize;
 
-    /// Gives tensors that others publish in another form the names and shapes of [`Self::tensors`].
+    /// Gives tensors that are published in another form the names and shapes of [`Self::tensors`].
     fn unpack(_config: &DecoderConfig, _entries: &mut BTreeMap<String, Entry>) {}
 
     /// The tensors that [`Self::load`] reads.
     fn tensors(config: &DecoderConfig, layer: usize, list: &mut TensorList);
 
-    /// Reads the tensors of one layer.
+    /// Loads the tensors of one layer.
     fn load(config: &DecoderConfig, layer: usize, weights: &Weights<'_>) -> std::result::Result<Self, LoadError>;
 
     /// Bytes of the matrices that a token reads.
     fn bytes(&self) -> usize;
 
-    /// The largest maximum that a key of each head can have: (heads), or empty if the state has no maxima.
+    /// The upper bound of each head's key maximum: (heads), or empty if the state has no maxima.
     fn greatest_maxima(&self) -> &[f32] {
         &[]
     }
@@ -187,7 +187,7 @@ pub(crate) trait Layer: Debug + Send + Sync + Sized + 'static {
     /// The state of `slots` empty texts.
     fn new_state(&self, slots: usize, state: StateType) -> Self::State;
 
-    /// Takes the rows of a step through the layer. x: (rows, time, hidden), changed in place
+    /// Runs the rows of a step through the layer. x: (rows, time, hidden), changed in place
     fn forward(
         &self,
         step: &mut Step<'_>,
@@ -196,18 +196,19 @@ pub(crate) trait Layer: Debug + Send + Sync + Sized + 'static {
         buffers: &mut Self::Buffers,
     ) -> Result<()>;
 
-    /// Advances a slot by the first tokens of its row in the last step of drafts, as a step of these tokens would have done.
+    /// Advances a slot by the first tokens of its row in the last draft step, with the same result as a step of these
+    /// tokens.
     fn keep(&self, _cx: &mut Compute, _state: &mut Self::State, _kept: Kept) -> Result<()> {
         Err(ModelError::NoSpeculation)
     }
 
-    /// Keeps what cross attention needs of a source. source: (tokens, hidden), the output of the encoder
+    /// Stores what cross attention needs of a source. source: (tokens, hidden), the output of the encoder
     fn keep_source(&self, _cx: &mut Compute, _source: &[f32], _state: &mut Self::State, _slot: usize) -> Result<()> {
         Err(ModelError::NoEncoder)
     }
 }
 
-/// All layers of a decoder, whatever their family.
+/// All layers of a decoder, of any family.
 pub(crate) trait Layers: Debug + Send + Sync {
     /// [`Layer::bytes`] of all layers.
     fn bytes(&self) -> usize;
@@ -218,28 +219,28 @@ pub(crate) trait Layers: Debug + Send + Sync {
     /// The states of `slots` empty texts.
     fn new_states(&self, slots: usize, state: StateType) -> Box<dyn LayerStates>;
 
-    /// [`Layer::forward`] of one layer after another.
+    /// Runs [`Layer::forward`] for one layer after another.
     fn forward(&self, step: &mut Step<'_>, x: &mut [f32], states: &mut dyn LayerStates) -> Result<()>;
 
-    /// [`Layer::SPECULATES`].
+    /// Returns [`Layer::SPECULATES`].
     fn speculate(&self) -> bool;
 
-    /// [`Layer::keep`] of every layer.
+    /// Runs [`Layer::keep`] for every layer.
     fn keep(&self, cx: &mut Compute, states: &mut dyn LayerStates, kept: Kept) -> Result<()>;
 
-    /// [`Layer::keep_source`] of every layer.
+    /// Runs [`Layer::keep_source`] for every layer.
     fn keep_source(&self, cx: &mut Compute, source: &[f32], states: &mut dyn LayerStates, slot: usize) -> Result<()>;
 }
 
 /// The states of all layers.
 pub(crate) trait LayerStates: Any + Debug + Send + Sync {
-    /// Layers.
+    /// Number of layers.
     fn len(&self) -> usize;
 
     /// The state of one layer.
     fn layer(&self, layer: usize) -> &dyn LayerState;
 
-    /// The same, to be changed.
+    /// The state of one layer, mutably.
     fn layer_mut(&mut self, layer: usize) -> &mut dyn LayerState;
 }
 
@@ -247,7 +248,7 @@ pub(crate) trait LayerStates: Any + Debug + Send + Sync {
 #[derive(Debug)]
 struct Stack<L>(Vec<L>);
 
-/// The states of layers of one family, and their buffers.
+/// The states of one family's layers, and their buffers.
 #[derive(Debug)]
 struct States<L: Layer> {
     layers: Vec<L::State>,
@@ -269,7 +270,7 @@ impl<L: Layer> LayerStates for States<L> {
 }
 
 impl<L: Layer> Stack<L> {
-    /// The states, if they are those of layers of this family.
+    /// Downcasts the states if they belong to layers of this family.
     fn own(states: &mut dyn LayerStates) -> Result<&mut States<L>> {
         (states as &mut dyn Any).downcast_mut().ok_or(ModelError::ForeignFamily)
     }
@@ -314,10 +315,10 @@ impl<L: Layer> Layers for Stack<L> {
     }
 }
 
-/// Reads all layers of a decoder.
+/// Loads all layers of a decoder.
 type Load = fn(&DecoderConfig, &Weights<'_>) -> std::result::Result<Box<dyn Layers>, LoadError>;
 
-/// What a config asks of a family before any weights are read: the associated functions of a [`Layer`].
+/// A family's functions that apply before any weights are loaded: the associated functions of a [`Layer`].
 #[derive(Debug)]
 pub(crate) struct Family {
     pub(crate) frame: Frame,

@@ -1,4 +1,4 @@
-//! The large numbers of a state, in f32 or bf16.
+//! The large parts of a state, in f32 or bf16.
 
 use std::ops::Range;
 
@@ -9,19 +9,19 @@ use crate::kernels::element::Element;
 use crate::kernels::{advise_huge, nearest};
 use crate::memory::StateType;
 
-/// All S of a layer: (slots, heads, rows, d)
+/// S of all heads of a layer: (slots, heads, rows, d)
 #[derive(Debug)]
 pub(crate) enum Matrices {
     F32(Vec<f32>),
     Bf16(Vec<bf16>),
 }
 
-/// The seed of the rounding of a 16-bit S: it depends on position, layer and head alone.
+/// The seed for rounding a 16-bit S; it depends only on the position, the layer and the head.
 pub(super) fn seed(position: u64, layer: usize, head: usize, heads: usize) -> u64 {
     position ^ ((layer * heads + head) as u64) << 40
 }
 
-/// Copies of S in which drafted tokens are read: (rows, heads, rows of S, d)
+/// Copies of S for draft tokens: (rows, heads, rows of S, d)
 #[derive(Debug, Default)]
 pub(super) struct Copies {
     pub(super) f32: Vec<f32>,
@@ -31,7 +31,7 @@ pub(super) struct Copies {
 impl Matrices {
     /// `len` zeros.
     pub(super) fn zeros(len: usize, state: StateType) -> Self {
-        // Zeros come from the system, page by page when they are touched.
+        // The system provides zeroed pages lazily, when they are first touched.
         match state {
             StateType::F32 => {
                 let mut s = vec![0.0; len];
@@ -46,12 +46,12 @@ impl Matrices {
         }
     }
 
-    /// Bytes of one number.
+    /// Bytes per element.
     pub(super) fn number_bytes(&self) -> usize {
         if matches!(self, Self::F32(_)) { size_of::<f32>() } else { size_of::<bf16>() }
     }
 
-    /// Zeroes some numbers.
+    /// Zeroes a range of elements.
     pub(super) fn clear(&mut self, range: Range<usize>) {
         match self {
             Self::F32(s) => s[range].fill(0.0),
@@ -59,7 +59,7 @@ impl Matrices {
         }
     }
 
-    /// Appends some numbers to `out`.
+    /// Appends a range of elements to `out`.
     pub(super) fn read(&self, range: Range<usize>, out: &mut Vec<f32>) {
         match self {
             Self::F32(s) => out.extend_from_slice(&s[range]),
@@ -67,7 +67,7 @@ impl Matrices {
         }
     }
 
-    /// Sets some numbers; bf16 rounds to the nearest, so numbers that were read from it are restored exactly.
+    /// Sets a range of elements. bf16 rounds to nearest, so elements that were read from it are restored exactly.
     pub(super) fn write(&mut self, range: Range<usize>, numbers: &[f32]) {
         match self {
             Self::F32(s) => s[range].copy_from_slice(numbers),

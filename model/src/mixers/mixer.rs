@@ -19,16 +19,16 @@ pub(crate) struct Projected<'a> {
     pub(crate) qkv: &'a [f32],
 }
 
-/// Mixes heads along time, with a state of constant size.
+/// Mixes tokens in each head, with a constant-size state.
 pub(crate) trait Mixer: Debug + Send + Sync + Sized + 'static {
-    /// What the heads remember for the slots of a pool.
+    /// The memory of the heads, for the slots of a pool.
     type State: SlotState + 'static;
-    /// Intermediate results, kept from step to step.
+    /// Intermediate results, reused from step to step.
     type Buffers: Debug + Default + Send + Sync + 'static;
     /// How cross attention in layers of this mixer reads a source.
     type Source: SourceReader;
 
-    /// Whether [`Self::mix`] reads drafts, for [`Self::keep`].
+    /// Whether [`Self::mix`] supports draft tokens and [`Self::keep`].
     const SPECULATES: bool = false;
 
     /// The name in reports.
@@ -40,13 +40,13 @@ pub(crate) trait Mixer: Debug + Send + Sync + Sized + 'static {
     /// Checks the bounds that depend on the mixer.
     fn validate(config: &DecoderConfig) -> Result<(), ConfigError>;
 
-    /// Features of a head (F); 0 without a feature map.
+    /// Number of features per head (F); 0 without a feature map.
     fn features(config: &DecoderConfig) -> usize;
 
-    /// Numbers that one head remembers.
+    /// Elements of one head's memory.
     fn head_numbers(config: &DecoderConfig) -> usize;
 
-    /// Numbers of those that a head caches for each token in the `sliding_window`; 0 without a cache.
+    /// Elements of these that a head caches per token of the `sliding_window`; 0 without a cache.
     fn cached_numbers(_config: &DecoderConfig) -> usize {
         0
     }
@@ -54,13 +54,13 @@ pub(crate) trait Mixer: Debug + Send + Sync + Sized + 'static {
     /// The tensors that [`Self::load`] reads, below `self_attn`.
     fn tensors(config: &DecoderConfig, list: &mut TensorList);
 
-    /// Reads the tensors of one layer.
+    /// Loads the tensors of one layer.
     fn load(config: &DecoderConfig, weights: &Weights<'_>) -> Result<Self, LoadError>;
 
     /// Bytes of the matrices that a token reads.
     fn bytes(&self) -> usize;
 
-    /// The largest maximum that a key of each head can have: (heads), or empty if the state has no maxima.
+    /// The upper bound of each head's key maximum: (heads), or empty if the state has no maxima.
     fn greatest_maxima(&self) -> &[f32] {
         &[]
     }
@@ -68,7 +68,7 @@ pub(crate) trait Mixer: Debug + Send + Sync + Sized + 'static {
     /// The state of `slots` empty texts.
     fn new_state(&self, slots: usize, state: StateType) -> Self::State;
 
-    /// Takes the rows of a step forward. h: (rows, time, heads d)
+    /// Runs the rows of a step through the mixer. h: (rows, time, heads d)
     fn mix(
         &self,
         step: &mut Step<'_>,
@@ -78,7 +78,8 @@ pub(crate) trait Mixer: Debug + Send + Sync + Sized + 'static {
         h: &mut [f32],
     ) -> error::Result<()>;
 
-    /// Advances a slot by the first tokens of its row in the last step of drafts, as a step of these tokens would have done.
+    /// Advances a slot by the first tokens of its row in the last draft step, with the same result as a step of these
+    /// tokens.
     fn keep(&self, _cx: &mut Compute, _state: &mut Self::State, _kept: Kept) -> error::Result<()> {
         Err(ModelError::NoSpeculation)
     }

@@ -1,6 +1,6 @@
-//! Mixers, which move information between tokens, and the registry of them: a folder for each, with its config checks,
-//! weights, state, forward pass and plain reference. `layer` is the interface to the decoder, for families whose blocks
-//! differ; `mixer` the one within a pre-norm block with q, k and v.
+//! Mixers, which move information between tokens, and their registry. Each has a folder with its config checks,
+//! weights, state, forward pass and reference implementation. `layer` is the interface to the decoder, for families
+//! with different blocks; `mixer` is the interface inside a pre-norm block with q, k and v.
 
 mod attention_layer;
 mod conv;
@@ -34,7 +34,7 @@ pub use layer::SlotState;
 pub(crate) use names::TensorNames;
 pub(crate) use rwkv7::native;
 
-/// The family that a config names: the only place that lists them all.
+/// The family that a config names. This is the only place that lists all families.
 pub(crate) fn family(attention: Attention) -> &'static Family {
     match attention {
         Attention::Rfa => const { &Family::of::<AttentionLayer<rfa::Rfa>>() },
@@ -45,8 +45,8 @@ pub(crate) fn family(attention: Attention) -> &'static Family {
     }
 }
 
-/// The text of a `config.json` in our keys: that of a family which others publish with keys of their own is translated.
-/// What cannot be translated stays, for the parser to name.
+/// Translates the text of a `config.json` to our keys, if it is of a family that is published with other keys. What
+/// cannot be translated stays, for the parser to report.
 pub(crate) fn translated(text: &str) -> Result<Cow<'_, str>, ConfigError> {
     let plain = mamba2::published::without_infinities(text);
     let Ok(mut keys) = serde_json::from_str::<Map<String, Value>>(&plain) else { return Ok(text.into()) };
@@ -63,5 +63,5 @@ pub(crate) fn translated(text: &str) -> Result<Cow<'_, str>, ConfigError> {
     Ok(Value::Object(keys).to_string().into())
 }
 
-/// The families that are read from GGUF files as llama.cpp writes them.
+/// The families that can be read from GGUF files as llama.cpp writes them.
 pub(crate) static GGUF_FAMILIES: [GgufFamily; 2] = [rwkv7::gguf::GGUF, mamba2::gguf::GGUF];

@@ -1,10 +1,10 @@
-//! What others call the tensors of a family: a set of tables.
+//! The names of a family's tensors in other programs' files, as a set of tables.
 
 use std::collections::BTreeMap;
 
 use crate::weights::{Entry, Reading};
 
-/// Names of ours, each with that in the files.
+/// Pairs of our name and the name in the files.
 pub(super) type Names = &'static [(&'static str, &'static str)];
 
 /// The names of a family's tensors in files of one kind.
@@ -12,18 +12,19 @@ pub(super) type Names = &'static [(&'static str, &'static str)];
 pub(crate) struct TensorNames {
     /// Tensors outside the layers.
     pub(super) tensors: Names,
-    /// What our names of a layer's tensors begin with, before its number, and what theirs do.
+    /// The prefix of a layer's tensor names, before the layer's number: ours and theirs.
     pub(super) layer: (&'static str, &'static str),
-    /// Tensors of a layer, below its number.
+    /// Tensors of a layer, after its number.
     pub(super) layers: Names,
-    /// Tensors whose numbers differ from ours, by the end of our names.
+    /// Tensors whose stored values differ from ours, by the end of our name.
     pub(super) readings: &'static [(&'static str, Reading)],
-    /// Tensors that files may have without need.
+    /// Tensors that files may contain but that are not needed.
     pub(super) unused: &'static [&'static str],
 }
 
 impl TensorNames {
-    /// Gives the tensors of a file our names; the second part are the names of those that the family does not have.
+    /// Gives the tensors of a file our names. The second value lists the names of tensors that the family does not
+    /// have.
     pub(crate) fn rename(&self, entries: BTreeMap<String, Entry>) -> (BTreeMap<String, Entry>, Vec<String>) {
         let (mut renamed, mut unknown) = (BTreeMap::new(), Vec::new());
         for (name, mut entry) in entries {
@@ -41,12 +42,12 @@ impl TensorNames {
         (renamed, unknown)
     }
 
-    /// Whether files have the matrix of this name of ours with rows for columns.
+    /// Whether files store the matrix with this name of ours transposed.
     pub(crate) fn is_transposed(&self, ours: &str) -> bool {
         self.readings.iter().any(|(end, reading)| ours.ends_with(end) && *reading == Reading::Transposed)
     }
 
-    /// Our name of a tensor. No two names become one, because the tables are one to one.
+    /// Our name of a tensor. No two names map to the same one, because the tables are one to one.
     pub(crate) fn ours(&self, theirs: &str) -> Option<String> {
         if self.unused.contains(&theirs) {
             return None;
@@ -59,7 +60,7 @@ impl TensorNames {
         Some(format!("{}{layer}.{ours}", self.layer.0))
     }
 
-    /// The name of a tensor in files.
+    /// The name in files of a tensor of ours.
     pub(crate) fn theirs(&self, ours: &str) -> String {
         let known = self.tensors.iter().find(|(name, _)| *name == ours).map(|(_, theirs)| (*theirs).into());
         let of_layer = || {

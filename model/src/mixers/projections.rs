@@ -1,5 +1,5 @@
-//! The projections around a mixer: q, k and v with their short convolution and rotary positions, and the way back, with
-//! the norm of each head's output.
+//! The projections around a mixer: q, k and v, with their short convolution and rotary positions, and the output
+//! projection, with the norm of each head's output.
 
 use super::conv::Conv;
 use super::last_inputs::LastInputs;
@@ -44,7 +44,7 @@ impl Projections {
         }
     }
 
-    /// Reads `{q,k,v,o}_proj`, `{q,k,v}_conv1d` and `o_norm` of one layer.
+    /// Loads `{q,k,v,o}_proj`, `{q,k,v}_conv1d` and `o_norm` of one layer.
     pub(super) fn load(config: &DecoderConfig, weights: &Weights<'_>) -> Result<Self, LoadError> {
         let (hidden, inner) = (config.hidden_size, config.inner_size());
         let projection = |name: &str| weights.matrix(&format!("{name}_proj.weight"), inner, hidden);
@@ -67,12 +67,12 @@ impl Projections {
         self.qkv.bytes() + self.conv.as_ref().map_or(0, Conv::bytes) + self.out.bytes()
     }
 
-    /// The convolution's inputs of `slots` empty texts.
+    /// The convolution's last inputs for `slots` empty texts.
     pub(super) fn new_tails(&self, slots: usize) -> LastInputs {
         Conv::new_tails(self.conv.as_ref(), slots)
     }
 
-    /// x: (rows, time, hidden) -> q, k and v of each token (rows, time, 3 heads d), which lie in `buffers`
+    /// x: (rows, time, hidden) -> q, k and v of each token (rows, time, 3 heads d), stored in `buffers`
     pub(super) fn enter<'a>(
         &self,
         step: &mut Step<'_>,

@@ -1,6 +1,7 @@
-//! Rotary positions (Su et al., 2021), by halves as in Llama. Rotation keeps lengths, so unit vectors stay unit.
+//! Rotary position embedding (Su et al., 2021), which pairs the two halves of a head as in Llama. Rotation preserves
+//! norms, so unit vectors stay unit.
 
-/// Cosines and sines of the angles of some tokens, the same for every layer.
+/// Cosines and sines of the angles of some tokens, shared by all layers.
 #[derive(Debug, Default)]
 pub(crate) struct Angles {
     frequencies: Vec<f64>,  // (head_dim / 2)
@@ -8,16 +9,16 @@ pub(crate) struct Angles {
 }
 
 impl Angles {
-    /// Angles for heads of `head_dim`; the slowest turns by about `1 / theta` per token.
+    /// Angles for heads of length `head_dim`; the slowest turns by about `1 / theta` per token.
     pub(crate) fn new(head_dim: usize, theta: f64) -> Self {
         let half = head_dim / 2;
         let frequencies = (0..half).map(|i| theta.powf(-(i as f64) / half as f64)).collect();
         Self { frequencies, pairs: Vec::new() }
     }
 
-    /// Computes the angles of `time` tokens of each row, beginning at the row's position.
+    /// Computes the angles of `time` tokens of each row, starting at the row's position.
     ///
-    /// In f64: at position ten million an f32 angle is off by whole turns.
+    /// Uses f64: at position ten million, an f32 angle is off by whole turns.
     pub(crate) fn turn(&mut self, positions: &[u64], time: usize) {
         self.pairs.clear();
         for &start in positions {
@@ -30,7 +31,7 @@ impl Angles {
         }
     }
 
-    /// Rotates every head of every token. x: (tokens, stride); the first `width` numbers of each token are heads
+    /// Rotates every head of every token. x: (tokens, stride); the first `width` elements of each token are heads
     pub(crate) fn rotate(&self, x: &mut [f32], stride: usize, width: usize) {
         let half = self.frequencies.len();
         for (x, pairs) in x.chunks_exact_mut(stride).zip(self.pairs.chunks_exact(half)) {

@@ -1,24 +1,24 @@
-//! Weights of a row's tokens, and sums over rows, as loops of independent lanes that the compiler vectorises.
+//! Weights of a row's tokens, and sums over rows, as loops over independent lanes that the compiler vectorizes.
 //!
-//! The order of rounding is fixed: the bits are the same on every machine, unlike those of the system's exponential.
+//! The order of rounding is fixed, so the bits are the same on every machine, unlike those of the system's exponential.
 
 use crate::kernels::{Isa, exponentials};
 
-/// The largest distance of a candidate below the likeliest token, in powers of e: 60 ln 2. A token further below has less
-/// than 2^-60 of the best probability and is not a candidate; a vocabulary of 2^15 tokens loses less than 2^-45 of its
-/// probability.
+/// How far a candidate can be below the likeliest token, in powers of e: 60 ln 2. A token further below has less than
+/// 2^-60 of the highest probability and is not a candidate. A vocabulary of 2^15 tokens thereby loses less than 2^-45
+/// of its probability.
 pub(super) const FURTHEST: f32 = 41.588_83;
 
-/// Candidates that are weighted and summed together.
+/// Number of candidates that are weighted and summed together.
 pub(super) const BLOCK: usize = 256;
 
-/// Lanes of a sum in f64.
+/// Number of lanes of an f64 sum.
 const LANES: usize = 8;
 
-/// Appends the distances and the weights of `logits`, whose highest, `best`, is finite. The last block is padded with
+/// Appends the distances and weights of `logits`, whose highest, `best`, is finite. The last block is padded with
 /// entries that are not candidates.
 pub(super) fn weigh_all(logits: &[f32], best: f32, temperature: f32, distances: &mut Vec<f32>, weights: &mut Vec<f32>) {
-    // Finite, so that the distance of the best token is 0.
+    // The inverse must be finite, so that the distance of the best token is 0.
     let inverse = 1.0 / temperature.max(f32::MIN_POSITIVE);
     let (blocks, rest) = logits.as_chunks::<BLOCK>();
     let mut last = [f32::NEG_INFINITY; BLOCK];
@@ -34,7 +34,7 @@ pub(super) fn weigh_all(logits: &[f32], best: f32, temperature: f32, distances: 
     }
 }
 
-/// The sum of `term` over `row`, in lanes: its bits depend on the terms alone.
+/// The sum of `term` over `row`, in lanes, so that its bits depend only on the terms.
 #[inline]
 pub(super) fn sum(row: &[f32], term: impl Fn(f32) -> f64) -> f64 {
     let (chunks, rest) = row.as_chunks::<LANES>();

@@ -1,9 +1,9 @@
-//! Log probabilities of the model's own distribution, for reports. Sampling does not use them.
+//! Log probabilities of the model's own distribution, for reporting. Sampling does not use them.
 
 use super::select::{by_logit, highest, likeliest};
 use crate::kernels::{Isa, exponentials};
 
-/// The lowest log probability that is reported: it replaces minus infinity, which JSON cannot express.
+/// The lowest log probability that is reported. It stands in for minus infinity, which JSON cannot express.
 pub const LEAST_LOGPROB: f64 = -9999.0;
 
 /// The log-softmax of a row of logits, in f64: log p(token) = logit(token) - ln sum exp(logits).
@@ -12,7 +12,7 @@ pub const LEAST_LOGPROB: f64 = -9999.0;
 #[derive(Clone, Copy, Debug)]
 pub struct LogSoftmax<'a> {
     logits: &'a [f32], // (vocab)
-    /// The highest logit, and the logarithm of the sum of all exponentials relative to it.
+    /// The highest logit, and the log of the sum of exponentials relative to it.
     highest: f64,
     log_sum: f64,
 }
@@ -34,9 +34,9 @@ impl<'a> LogSoftmax<'a> {
         if logprob.is_nan() { LEAST_LOGPROB } else { logprob.clamp(LEAST_LOGPROB, 0.0) }
     }
 
-    /// The `count` likeliest tokens, or all if there are fewer. The likeliest comes first; of equals, the lower id.
+    /// The `count` likeliest tokens, or all if there are fewer, likeliest first. Ties are ordered by token id.
     ///
-    /// One pass over the logits; the vocabulary is not sorted.
+    /// It makes one pass over the logits and does not sort the vocabulary.
     pub fn likeliest(&self, count: usize) -> Vec<u32> {
         let mut best = Vec::new();
         likeliest(self.logits, count, &mut best);
@@ -69,7 +69,7 @@ mod tests {
     proptest! {
         #[test]
         fn log_probabilities_are_those_of_the_definition(
-            // Few values: ties are common.
+            // Few distinct values, so that ties are common.
             logits in prop::collection::vec((-40i8..40).prop_map(|n| f32::from(n) / 2.0), 1..200),
             count in 0usize..25,
         ) {

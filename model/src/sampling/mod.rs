@@ -1,7 +1,7 @@
-//! The sampler: from logits to a token, with one draw of a seeded generator for each token.
+//! The sampler: turns logits into a token, with one draw from a seeded generator per token.
 //!
-//! Order: bias, penalties, temperature, top-k, typical-p, top-p, min-p, draw. In Hugging Face's generation typical-p is
-//! last.
+//! Order: bias, penalties, temperature, top-k, typical-p, top-p, min-p, draw. In Hugging Face's generation, typical-p
+//! comes last.
 
 mod exponential;
 mod logprobs;
@@ -27,65 +27,65 @@ pub(crate) use plan::{NOBODY, ROW_WORDS};
 pub use plan::{Permitted, Plans, Sampled};
 pub use token_set::TokenSet;
 
-/// The state of a sampler: with the parameters, all that [`Sampler::resume`] needs.
+/// The state of a sampler: together with the parameters, all that [`Sampler::resume`] needs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SamplerState {
-    /// The seed of the random numbers.
+    /// The seed of the random generator.
     pub seed: u64,
-    /// Draws so far.
+    /// Number of draws so far.
     pub draws: u64,
-    /// Tokens of the text, each once, in ascending order, with the number of times that the answer has it. The highest bit
-    /// is set if the text before the answer has it.
+    /// Each token of the text once, in ascending order, with the number of times that it occurs in the answer. The
+    /// highest bit is set if it occurs in the text before the answer.
     pub counts: Vec<(u32, u32)>,
 }
 
-/// Chooses the tokens of one sequence. It depends on its own parameters and text alone, not on the rest of the batch.
+/// Chooses the tokens of one sequence. It depends only on its own parameters and text, not on the rest of the batch.
 #[derive(Clone, Debug)]
 pub struct Sampler {
     params: SamplingParams,
     counts: Counts,
     generator: ChaCha8Rng,
     draws: u64,
-    /// The number that the next draw uses, if it is already known.
+    /// The random number for the next draw, if it is already known.
     drawn: Option<u64>,
 }
 
 thread_local! {
-    /// The buffers for candidates; they carry nothing from row to row.
+    /// Buffers for candidates; they carry nothing from row to row.
     static CANDIDATES: RefCell<Candidates> = RefCell::default();
 }
 
 impl Sampler {
-    /// A sampler at the start of the stream of its seed.
+    /// Creates a sampler at the start of its seed's stream.
     ///
     /// # Errors
-    /// [`SamplingError`] names the first parameter out of its bound.
+    /// [`SamplingError`] names the first parameter that is out of bounds.
     pub fn new(params: SamplingParams, vocab_size: usize) -> Result<Self, SamplingError> {
         params.validate(vocab_size)?;
         let state = SamplerState { seed: params.seed, ..SamplerState::default() };
         Self::resume(params, &state, vocab_size)
     }
 
-    /// A sampler that continues from a state. It uses the seed of the state, not that of the parameters.
+    /// Creates a sampler that continues from a state. It uses the state's seed, not that of the parameters.
     ///
     /// # Errors
-    /// [`SamplingError`] names the first parameter out of its bound.
+    /// [`SamplingError`] names the first parameter that is out of bounds.
     pub fn resume(mut params: SamplingParams, state: &SamplerState, vocab_size: usize) -> Result<Self, SamplingError> {
         params.validate(vocab_size)?;
         params.seed = state.seed;
         let mut generator = ChaCha8Rng::seed_from_u64(state.seed);
-        // A draw takes two words of 32 bits.
+        // A draw consumes two 32-bit words.
         generator.set_word_pos(u128::from(state.draws) * 2);
         let counts = Counts::from_pairs(&state.counts);
         Ok(Self { params, counts, generator, draws: state.draws, drawn: None })
     }
 
-    /// The state for [`Self::resume`].
+    /// Returns the state for [`Self::resume`].
     pub fn state(&self) -> SamplerState {
         SamplerState { seed: self.params.seed, draws: self.draws, counts: self.counts.pairs() }
     }
 
-    /// Starts the stream of another seed; the counts stay.
+    /// Switches to the stream of another seed; the counts stay.
     pub fn reseed(&mut self, seed: u64) {
         self.params.seed = seed;
         self.generator = ChaCha8Rng::seed_from_u64(seed);
@@ -93,9 +93,10 @@ impl Sampler {
         self.drawn = None;
     }
 
-    /// The number of the next draw, 53 bits: the share of all weights before the chosen token, in units of 2^-53.
+    /// The random number for the next draw, 53 bits: the share of the weights before the chosen token, in units of
+    /// 2^-53.
     fn uniform(&mut self) -> u64 {
-        // Every step of 2^-53 in [0, 1) is equally likely.
+        // Every multiple of 2^-53 in [0, 1) is equally likely.
         *self.drawn.get_or_insert_with(|| self.generator.next_u64() >> 11)
     }
 
@@ -104,12 +105,12 @@ impl Sampler {
         self.counts.prompt(tokens);
     }
 
-    /// Starts a new answer: the one so far becomes part of the prompt.
+    /// Starts a new answer; the previous one becomes part of the prompt.
     pub fn close_answer(&mut self) {
         self.counts.close_answer();
     }
 
-    /// Uncounts a token that [`Self::sample`] has chosen but the text does not keep.
+    /// Uncounts a token that [`Self::sample`] has chosen but that is not kept in the text.
     pub fn take_back(&mut self, token: u32) {
         self.counts.take_back(token);
     }
@@ -133,7 +134,7 @@ impl Sampler {
                 candidates.typical(params.typical_p);
                 candidates.top_p(params.top_p);
                 candidates.min_p(params.min_p);
-                // One draw per token keeps the position in the stream exact.
+                // Exactly one draw per token keeps the position in the stream exact.
                 Some(candidates.draw(self.uniform() as f64 / (1u64 << 53) as f64))
             })?
         };

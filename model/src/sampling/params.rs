@@ -1,6 +1,6 @@
 //! Sampling parameters and their bounds.
 
-/// A sampling parameter out of its bounds.
+/// A sampling parameter is out of bounds.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("{parameter} must be {bound}, found {found}")]
 pub struct SamplingError {
@@ -19,26 +19,26 @@ impl SamplingError {
 /// The parameters of a sampler. The defaults sample from the full distribution.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SamplingParams {
-    /// 0 for the most likely token; up to 2.
+    /// 0 picks the most likely token; up to 2.
     pub temperature: f32,
-    /// Only this many of the most likely tokens; 0 for all.
+    /// Keeps only this many of the most likely tokens; 0 keeps all.
     pub top_k: usize,
-    /// Only the most likely tokens that together have this probability (Holtzman et al., 2020); in (0, 1].
+    /// Keeps only the most likely tokens that together have this probability (Holtzman et al., 2020); in (0, 1].
     pub top_p: f32,
-    /// Only tokens at least this share of the most likely one's probability; in [0, 1].
+    /// Keeps only tokens with at least this share of the most likely one's probability; in [0, 1].
     pub min_p: f32,
-    /// Only the tokens nearest the expected surprise that together have this probability (Meister et al., 2022).
+    /// Keeps only the tokens nearest the expected surprise that together have this probability (Meister et al., 2022).
     pub typical_p: f32,
     /// Divides positive logits, and multiplies negative ones, of tokens in the prompt or the answer (Keskar et al.,
     /// 2019); 1 is off; in (0, 10].
     pub repetition_penalty: f32,
-    /// Subtracted from a logit for every time the answer has the token; in [-2, 2].
+    /// Subtracted from a token's logit once for every occurrence in the answer; in [-2, 2].
     pub frequency_penalty: f32,
-    /// Subtracted from a logit if the answer has the token; in [-2, 2].
+    /// Subtracted from a token's logit if it occurs in the answer; in [-2, 2].
     pub presence_penalty: f32,
     /// Token ids and the biases added to their logits; each bias in [-100, 100].
     pub logit_bias: Vec<(u32, f32)>,
-    /// The same seed and text give the same tokens.
+    /// The seed; with the same text, the same seed gives the same tokens.
     pub seed: u64,
 }
 
@@ -60,10 +60,10 @@ impl Default for SamplingParams {
 }
 
 impl SamplingParams {
-    /// Checks every bound; NaN is always refused.
+    /// Checks every bound; NaN is always rejected.
     ///
     /// # Errors
-    /// [`SamplingError`] names the first parameter out of its bound.
+    /// [`SamplingError`] names the first parameter that is out of bounds.
     pub fn validate(&self, vocab_size: usize) -> Result<(), SamplingError> {
         let check = |parameter, value: f32, inside: bool, bound: &str| {
             let error = || SamplingError { parameter, bound: bound.into(), found: value.to_string() };

@@ -1,15 +1,16 @@
-//! Penalties on tokens that are already in the text.
+//! Penalties on tokens that already occur in the text.
 
 use super::params::SamplingParams;
 
-/// Marks a token in [`super::SamplerState::counts`] that is in the text before the answer.
+/// Marks a token in [`super::SamplerState::counts`] that occurs in the text before the answer.
 const BEFORE: u32 = 1 << 31;
 
-/// The tokens of one sequence.
+/// The token counts of one sequence.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Counts {
-    /// Each token of the text once, in ascending order, with the number of times that the answer has it (under 2^31) and
-    /// [`BEFORE`] if the text before the answer has it. A list is fast to scan for every token, and grows by doubling.
+    /// Each token of the text once, in ascending order, with its number of occurrences in the answer (under 2^31), and
+    /// [`BEFORE`] if it occurs in the text before the answer. A list is fast to scan for every token, and grows by
+    /// doubling.
     seen: Vec<(u32, u32)>,
 }
 
@@ -29,7 +30,7 @@ impl Counts {
         new.sort_unstable();
         new.dedup();
         self.seen.extend(new.into_iter().map(|token| (token, BEFORE)));
-        // Two ascending runs: the stable sort merges them.
+        // The list is two ascending runs, which the stable sort merges.
         self.seen.sort_by_key(|(token, _)| *token);
     }
 
@@ -53,7 +54,7 @@ impl Counts {
         }
     }
 
-    /// Makes the answer a part of the text before it.
+    /// Makes the answer part of the text before it.
     pub(super) fn close_answer(&mut self) {
         self.seen.iter_mut().for_each(|(_, mark)| *mark = BEFORE);
     }
@@ -68,7 +69,8 @@ impl Counts {
         Self { seen }
     }
 
-    /// The repetition penalty applies to all tokens of the text, frequency and presence penalties to those of the answer.
+    /// Applies the repetition penalty to all tokens of the text, frequency and presence penalties to those of the
+    /// answer.
     pub(super) fn apply(&self, params: &SamplingParams, logits: &mut [f32]) {
         let repetition_penalty = params.repetition_penalty;
         for (token, taken) in self.penalties(params) {
@@ -82,8 +84,8 @@ impl Counts {
         }
     }
 
-    /// The tokens whose logits the penalties change, in ascending order, with the number subtracted from each after the
-    /// repetition penalty.
+    /// The tokens whose logits the penalties change, in ascending order, with the amount to subtract from each after
+    /// the repetition penalty.
     pub(super) fn penalties(&self, params: &SamplingParams) -> impl Iterator<Item = (u32, f32)> {
         let SamplingParams { repetition_penalty, frequency_penalty, presence_penalty, .. } = *params;
         let repeats = repetition_penalty != 1.0;

@@ -1,14 +1,14 @@
-//! The plain definition of sampling, with every probability in f64 and sorted: the reference for the fast form.
+//! The definition of sampling in plain code, with every probability in f64 and sorted: the reference for the fast form.
 
 use proptest::prelude::*;
 
 use super::exponential::FURTHEST;
 use super::processors::Candidates;
 
-/// For smaller differences, the two forms may order sums or surprises differently.
+/// If differences are smaller than this, the two forms may order sums or surprises differently.
 const CLOSE: f64 = 1e-6;
 
-/// A processor.
+/// The settings of the processors.
 #[derive(Clone, Copy, Debug)]
 struct Narrowing {
     temperature: f32,
@@ -32,7 +32,7 @@ fn normalise(list: &mut [Candidate]) {
     }
 }
 
-/// Keeps the first, in the order of `key`, that together have `share`; `None` if rounding may decide.
+/// Keeps the first candidates, in order of `key`, that together have `share`; `None` if rounding could decide.
 fn keep(mut list: Vec<Candidate>, share: f32, key: impl Fn(&Candidate) -> f64) -> Option<Vec<Candidate>> {
     list.sort_by(|a, b| key(a).total_cmp(&key(b)).then(a.token.cmp(&b.token)));
     let near = |pair: &[Candidate]| {
@@ -56,7 +56,7 @@ fn keep(mut list: Vec<Candidate>, share: f32, key: impl Fn(&Candidate) -> f64) -
     Some(list)
 }
 
-/// The candidates in the order of the draw.
+/// The candidates, in the order of the draw.
 fn plain(logits: &[f32], by: Narrowing) -> Option<Vec<Candidate>> {
     let best = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let distance = |logit: f32| (f64::from(best) - f64::from(logit)) / f64::from(by.temperature);
@@ -90,7 +90,7 @@ fn share() -> impl Strategy<Value = f32> {
 }
 
 fn logit() -> impl Strategy<Value = f32> {
-    // Few values, so that ties are common. Some are not candidates.
+    // Few distinct values, so that ties are common. Some are not candidates.
     prop_oneof![
         20 => (-60i8..60).prop_map(|eighths| f32::from(eighths) / 8.0),
         1 => Just(f32::NAN),

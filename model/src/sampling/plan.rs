@@ -1,33 +1,33 @@
-//! Plans by which a device chooses the tokens of a step's rows: it has the logits but no sampler. Plans are numbers in the
-//! layout of its kernel (model/cuda/choose.cuh).
+//! Sampling plans, by which a device that has the logits but no sampler chooses the tokens of a step's rows. Plans are
+//! words in the layout of its kernel (model/cuda/choose.cuh).
 
 use super::{Sampler, SamplingParams, TokenSet};
 
-/// 32-bit words of one row.
+/// 32-bit words per row.
 pub(crate) const ROW_WORDS: usize = 16;
 
-/// The number for no offset and no token.
+/// The value that means no offset or no token.
 pub(crate) const NOBODY: u32 = u32::MAX;
 
-/// The operation on a row; as `Choosing` in model/cuda/choose.cuh.
+/// The operation on a row, like `Choosing` in model/cuda/choose.cuh.
 const NOT: u32 = 0;
 const BEST: u32 = 1;
 const DRAW: u32 = 2;
 
-/// The plans of a step's rows.
+/// The sampling plans of a step's rows.
 #[derive(Debug, Default)]
 pub struct Plans {
     vocab_size: usize,
-    /// The maximum number of words of all lists.
+    /// The maximum number of words in all lists.
     room: usize,
     rows: Vec<[u32; ROW_WORDS]>,
     /// The lists of all rows: biases, penalties, ends, masks.
     words: Vec<u32>,
-    /// The buffer for one row.
+    /// A buffer for one row.
     biases: Vec<(u32, f32)>,
 }
 
-/// Limits on the token of one row, besides those of its sampler.
+/// Limits on a row's token, in addition to those of its sampler.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Permitted<'a> {
     /// The tokens that are allowed; `None` for all.
@@ -36,22 +36,22 @@ pub struct Permitted<'a> {
     pub last_resort: &'a [u32],
 }
 
-/// The outcome of a step for one row.
+/// The outcome of a sampling step for one row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sampled {
-    /// The token, which goes to [`Sampler::take`].
+    /// The chosen token, to be passed to [`Sampler::take`].
     Token(u32),
     /// No token: every logit is NaN or minus infinity.
     Nothing {
         /// Whether a token was possible before the limits applied.
         possible: bool,
     },
-    /// The logits of the row, which follow those of the rows before it.
+    /// The row's logits are returned, after those of earlier rows.
     Logits,
 }
 
 impl Plans {
-    /// Plans for rows of `vocab_size` logits, with at most `room` words of lists.
+    /// Creates plans for rows of `vocab_size` logits, with at most `room` words of lists.
     pub fn new(vocab_size: usize, room: usize) -> Self {
         Self { vocab_size, room, ..Self::default() }
     }
@@ -66,7 +66,7 @@ impl Plans {
         self.rows.is_empty()
     }
 
-    /// Adds rows that return their logits, up to `rows` rows.
+    /// Appends rows that return their logits, until there are `rows` rows.
     pub fn skip_to(&mut self, rows: usize) {
         let mut row = [0; ROW_WORDS];
         row[2] = NOT;
@@ -79,12 +79,12 @@ impl Plans {
         self.words.clear();
     }
 
-    /// Whether a row returns its logits in place of a token.
+    /// Whether a row returns its logits instead of a token.
     pub fn wants_logits(&self, row: usize) -> bool {
         self.rows[row][2] == NOT
     }
 
-    /// All rows, sixteen words each, and their lists, in the layout of the kernel.
+    /// All rows, sixteen words each, and their lists, in the kernel's layout.
     pub fn words(&self) -> [&[u32]; 2] {
         [self.rows.as_flattened(), &self.words]
     }
@@ -96,7 +96,7 @@ impl Plans {
         (self.words.len() <= self.room).then_some(place as u32)
     }
 
-    /// Adds a list of tokens, each with a number -> its offset and its length.
+    /// Adds a list of tokens, each with a number -> its offset and length.
     fn numbers(&mut self, of: impl Iterator<Item = (u32, f32)>) -> Option<[u32; 2]> {
         let vocab = self.vocab_size;
         let inside = of.filter(|(token, _)| (*token as usize) < vocab);
@@ -111,7 +111,7 @@ impl Plans {
         }
         let mut biases = std::mem::take(&mut self.biases);
         biases.clone_from(&sampler.params.logit_bias);
-        // Stable: biases of one token stay in order.
+        // The sort is stable, so biases of the same token keep their order.
         biases.sort_by_key(|(token, _)| *token);
         let places = self.numbers(biases.iter().copied());
         self.biases = biases;
@@ -151,10 +151,10 @@ impl Plans {
 }
 
 impl Sampler {
-    /// Adds a row to `plans` -> whether the device can choose its token. If not, the row returns its logits, from which
-    /// [`Self::sample`] chooses the same token.
+    /// Adds a row to `plans` -> whether the device can choose its token. If it cannot, the row returns its logits, from
+    /// which [`Self::sample`] chooses the same token.
     ///
-    /// The device does not support `typical_p`, nor more biases and penalties than fit into the lists.
+    /// The device does not support `typical_p`, or more biases and penalties than fit into the lists.
     pub fn plan(&mut self, permitted: Permitted<'_>, plans: &mut Plans) -> bool {
         let start = plans.words.len();
         let Some(row) = plans.row(self, permitted) else {
@@ -166,10 +166,10 @@ impl Sampler {
         true
     }
 
-    /// Counts the token that the device chose by the last [`Self::plan`].
+    /// Counts the token that the device has chosen according to the last [`Self::plan`].
     pub fn take(&mut self, token: u32) {
         if self.params.temperature > 0.0 {
-            // The step uses the draw up, needed or not.
+            // The step consumes the draw, whether it was needed or not.
             self.uniform();
             self.drawn = None;
             self.draws += 1;
@@ -180,7 +180,7 @@ impl Sampler {
 
 #[cfg(all(test, feature = "cuda-emulator"))]
 impl Sampler {
-    /// Makes the next draw use this number of 53 bits.
+    /// Makes the next draw use this 53-bit number.
     pub(crate) fn draw_next(&mut self, uniform: u64) {
         self.drawn = Some(uniform);
     }
@@ -225,10 +225,10 @@ mod tests {
         assert!(planned.plan(Permitted::default(), &mut plans));
         let [rows, _] = plans.words();
         assert_eq!(rows[..ROW_WORDS], rows[ROW_WORDS..], "the same draw");
-        // The logits came instead.
+        // The logits were returned instead.
         let token = plain.sample(&mut logits()).unwrap();
         assert_eq!(planned.sample(&mut logits()), Some(token));
-        // A used draw is counted once.
+        // A consumed draw counts once.
         planned.plan(Permitted::default(), &mut plans);
         let next = plain.sample(&mut logits()).unwrap();
         planned.take(next);

@@ -1,7 +1,8 @@
-//! The candidates for the next token, narrowed by one processor after another.
+//! The candidates for the next token, which processors narrow one after another.
 //!
-//! A candidate is a token whose logit is at most [`FURTHEST`] temperatures below the highest. Processors use that distance
-//! and the weight e^-distance, which is 1 for the likeliest token. Weights are rounded to f32, their sums are in f64.
+//! A candidate is a token whose logit is at most [`FURTHEST`] temperatures below the highest. Processors use this
+//! distance and the weight e^-distance, which is 1 for the likeliest token. Weights are rounded to f32; their sums are
+//! f64.
 
 use super::exponential::{BLOCK, FURTHEST, sum, sum_of_products, weigh_all};
 use super::select::{Scored, greedy, highest, likeliest};
@@ -9,28 +10,28 @@ use super::select::{Scored, greedy, highest, likeliest};
 /// Up to this many candidates are sorted at once.
 const FEW: usize = 128;
 
-/// More candidates are divided into buckets by their keys; then one bucket is sorted.
+/// Larger sets are divided into this many buckets by key, and only one bucket is sorted.
 const BUCKETS: usize = 2048;
 
-/// Candidates that are examined together.
+/// Number of candidates that are examined together.
 const LANES: usize = 16;
 
-/// The order of the probabilities for the draw.
+/// The order of the candidates for the draw.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 enum Order {
     /// By token.
     #[default]
     Tokens,
-    /// By key, the difference between a candidate's distance and this one; of equals, the lower token first.
+    /// By key, which is the difference between a candidate's distance and this one; ties by the lower token.
     Around(f32),
 }
 
-/// The candidates, by token. The buffers are kept from row to row.
+/// The candidates, ordered by token. The buffers are reused from row to row.
 ///
 /// The lists are padded to whole chunks of [`LANES`] with entries that are not candidates.
 #[derive(Debug, Default)]
 pub(super) struct Candidates {
-    /// The tokens of the entries; empty if the lists have one entry for each token of the vocabulary.
+    /// The tokens of the entries; empty if the lists have one entry per token of the vocabulary.
     tokens: Vec<u32>,
     /// The distance of each logit below the highest, divided by the temperature; from 0 to [`FURTHEST`].
     distances: Vec<f32>,
@@ -42,7 +43,7 @@ pub(super) struct Candidates {
     order: Order,
     best: Vec<Scored>,
     best_logits: Vec<f32>,
-    /// The weight in each bucket of keys, and the distance that the keys are relative to, while they are valid.
+    /// The weight in each bucket of keys, and the distance that the keys are relative to, while the buckets are valid.
     buckets: Vec<f64>,
     counted_around: Option<f32>,
     /// Keys and indices of some candidates.
@@ -58,13 +59,13 @@ fn key(distance: f32, center: f32) -> f32 {
 /// The bucket of a key from 0 to [`FURTHEST`]; it never decreases as the key grows.
 #[inline]
 fn bucket(key: f32) -> usize {
-    // Adding it drops the fraction: the integer is in the lowest bits of the sum.
+    // Adding it drops the fraction and leaves the integer in the lowest bits of the sum.
     const WHOLE: f32 = 8_388_608.0; // 2^23
     let shifted = key * ((BUCKETS - 1) as f32 / FURTHEST) + WHOLE;
     shifted.to_bits() as usize % BUCKETS
 }
 
-/// A bit for each lane for which `is` holds, in a few instructions for all lanes.
+/// Returns one bit per lane, set if `is` holds, in a few instructions for all lanes.
 #[inline]
 fn bits(is: impl Fn(usize) -> bool) -> u32 {
     if (0..LANES).fold(false, |any, lane| any | is(lane)) {
@@ -76,7 +77,7 @@ fn bits(is: impl Fn(usize) -> bool) -> u32 {
 
 /// Calls `with(index, distance, weight)` for the entries for which `is(distance, weight)` holds.
 ///
-/// It tests a whole chunk first, because most chunks have none.
+/// It tests a whole chunk first, because most chunks have no such entry.
 #[inline]
 fn each(distances: &[f32], weights: &[f32], is: impl Fn(f32, f32) -> bool, mut with: impl FnMut(usize, f32, f32)) {
     let chunks = distances.as_chunks::<LANES>().0.iter().zip(weights.as_chunks::<LANES>().0);
@@ -91,7 +92,7 @@ fn each(distances: &[f32], weights: &[f32], is: impl Fn(f32, f32) -> bool, mut w
 }
 
 impl Candidates {
-    /// Weights the tokens of a row of logits, or only the `top_k` likeliest (0 for all).
+    /// Computes the weights of a row's tokens, or only of the `top_k` likeliest (0 for all).
     ///
     /// `None` if every logit is NaN or minus infinity.
     pub(super) fn fill(&mut self, logits: &[f32], temperature: f32, top_k: usize) -> Option<()> {
@@ -174,13 +175,14 @@ impl Candidates {
         self.weights.resize(kept.next_multiple_of(LANES), 0.0);
     }
 
-    /// The key and the index of the candidate at which the sum of weights, in the order of keys around `center`, reaches
-    /// `enough`, or of the last candidate. There must be one. Weights of `floor` or less are skipped.
+    /// Returns the key and index of the candidate at which the sum of weights, in order of keys around `center`,
+    /// satisfies `enough`, or of the last candidate. There must be at least one. Weights of `floor` or less are
+    /// skipped.
     fn reach(&mut self, center: f32, floor: f32, enough: impl Fn(f64) -> bool) -> (f32, usize) {
         self.some.clear();
         let (some, weights) = (&mut self.some, &self.weights);
         let mut before = 0.0;
-        // Keys are not negative, so their bits are in the same order as whole numbers.
+        // Keys are not negative, so their bits sort like integers.
         let packed = |distance, place| u64::from(key(distance, center).to_bits()) << 32 | place as u64;
         if weights.len() <= FEW {
             each(&self.distances, weights, |_, w| w > floor, |place, d, _| some.push(packed(d, place)));
@@ -219,7 +221,7 @@ impl Candidates {
         (f32::from_bits((packed >> 32) as u32), packed as u32 as usize)
     }
 
-    /// Keeps the fewest candidates, in the order of keys around `center`, whose weights reach `target`; none of them may
+    /// Keeps the fewest candidates, in order of keys around `center`, whose weights reach `target`. None of them may
     /// have a weight of `floor` or less.
     fn keep_around(&mut self, center: f32, floor: f32, target: f64) {
         let (furthest, last) = self.reach(center, floor, |sum| sum >= target);
@@ -228,26 +230,27 @@ impl Candidates {
             let key = key(distance, center);
             (key < furthest) | ((key == furthest) & (place <= last))
         });
-        // The buckets stay valid up to the last one with a candidate.
+        // The buckets stay valid up to the last one that has a candidate.
         self.buckets.truncate(bucket(furthest) + 1);
         self.order = Order::Around(center);
         self.add_up();
     }
 
-    /// Nucleus sampling (Holtzman et al., 2020).
+    /// Applies top-p, or nucleus sampling (Holtzman et al., 2020).
     pub(super) fn top_p(&mut self, share: f32) {
         if share < 1.0 {
             let target = self.total * f64::from(share);
-            // All smaller weights together are less than 1 - share, so none of them is in the nucleus.
+            // Smaller weights add up to less than 1 - share of the total, so none of them is in the nucleus.
             let floor = (self.total - target) / self.weights.len() as f64 * 0.999;
             self.keep_around(0.0, floor as f32, target);
         }
     }
 
-    /// Locally typical sampling (Meister et al., 2022): tokens whose surprise is nearest to the entropy come first.
+    /// Applies locally typical sampling (Meister et al., 2022): prefers tokens whose surprise is nearest to the
+    /// entropy.
     ///
-    /// A surprise is the distance plus the logarithm of the sum of weights, and the entropy is the mean of the surprises. So
-    /// they differ by the difference between the distance and the mean distance.
+    /// A token's surprise is its distance plus the log of the sum of weights, and the entropy is the mean surprise.
+    /// Their difference is therefore that between the distance and the mean distance.
     pub(super) fn typical(&mut self, share: f32) {
         if share < 1.0 {
             let mean = sum_of_products(&self.weights, &self.distances) / self.total;
@@ -265,7 +268,7 @@ impl Candidates {
         }
     }
 
-    /// The token whose share of the weights contains `uniform`, in [0, 1).
+    /// Returns the token whose share of the weights contains `uniform`, in [0, 1).
     pub(super) fn draw(&mut self, uniform: f64) -> u32 {
         let target = uniform * self.total;
         if let Order::Around(center) = self.order {
@@ -288,7 +291,7 @@ impl Candidates {
             }
             return self.token(last);
         }
-        // Rounding may leave the sum slightly below the total.
+        // Rounding can leave the sum slightly below the total.
         let last = self.weights.iter().rposition(|weight| *weight > 0.0);
         self.token(last.unwrap_or(0))
     }

@@ -1,8 +1,8 @@
-//! The highest of a row of logits, found without sorting the row.
+//! Finds the highest logits of a row without sorting it.
 
 use std::cmp::Ordering;
 
-/// Logits that are examined together.
+/// Number of logits that are examined together.
 const LANES: usize = 16;
 
 /// The highest logit, ignoring NaN; minus infinity if there is none.
@@ -18,7 +18,7 @@ pub(super) fn highest(logits: &[f32]) -> f32 {
     best.iter().chain(rest).copied().fold(f32::NEG_INFINITY, higher)
 }
 
-/// The likeliest token; of equals, the first. `None` if every logit is NaN or minus infinity.
+/// The likeliest token; the first one if several are equal. `None` if every logit is NaN or minus infinity.
 pub(super) fn greedy(logits: &[f32]) -> Option<u32> {
     let best = highest(logits);
     if best == f32::NEG_INFINITY {
@@ -29,7 +29,7 @@ pub(super) fn greedy(logits: &[f32]) -> Option<u32> {
     logits[chunk..].iter().position(|logit| *logit == best).map(|lane| (chunk + lane) as u32)
 }
 
-/// Whether `is` holds for any of a few logits. Examining all is faster than stopping early.
+/// Whether `is` holds for any of a few logits. Examining all of them is faster than stopping early.
 #[inline]
 pub(super) fn any(logits: &[f32], is: impl Fn(f32) -> bool) -> bool {
     logits.iter().fold(false, |any, logit| any | is(*logit))
@@ -38,15 +38,15 @@ pub(super) fn any(logits: &[f32], is: impl Fn(f32) -> bool) -> bool {
 /// A token and its logit.
 pub(super) type Scored = (u32, f32);
 
-/// The likelier first; of equals, the lower token.
+/// Orders the likelier token first; ties by the lower token.
 pub(super) fn by_logit(a: Scored, b: Scored) -> Ordering {
     // No logit here is NaN, and the two zeros are equal.
     b.1.partial_cmp(&a.1).unwrap_or(Ordering::Equal).then(a.0.cmp(&b.0))
 }
 
-/// Sets `best` to the `count` likeliest tokens, in no order, or to all that are not NaN if there are fewer.
+/// Sets `best` to the `count` likeliest tokens in any order, or to all that are not NaN if there are fewer.
 ///
-/// One pass, which skips chunks whose logits are all below the worst found so far.
+/// It makes one pass and skips chunks whose logits are all below the worst one found so far.
 pub(super) fn likeliest(logits: &[f32], count: usize, best: &mut Vec<Scored>) {
     best.clear();
     let count = count.min(logits.len());
@@ -55,7 +55,7 @@ pub(super) fn likeliest(logits: &[f32], count: usize, best: &mut Vec<Scored>) {
     }
     let most = 2 * count + LANES;
     best.reserve(logits.len().min(most + LANES));
-    // The lowest of the `count` logits found. Later ones must be higher, because the first of equals counts.
+    // The lowest of the `count` logits found so far. Later ones must be higher, because the first of equals wins.
     let mut least = None;
     for (at, chunk) in logits.chunks(LANES).enumerate() {
         if least.is_some_and(|least| !any(chunk, |logit| logit > least)) {
@@ -75,7 +75,7 @@ pub(super) fn likeliest(logits: &[f32], count: usize, best: &mut Vec<Scored>) {
     }
 }
 
-/// Keeps the `count` likeliest of more -> the lowest of their logits
+/// Reduces `best` to its `count` likeliest -> the lowest of their logits
 fn narrow(best: &mut Vec<Scored>, count: usize) -> f32 {
     best.select_nth_unstable_by(count - 1, |a, b| by_logit(*a, *b));
     best.truncate(count);
@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     fn logit() -> impl Strategy<Value = f32> {
-        // Few values: ties are common.
+        // Few distinct values, so that ties are common.
         prop_oneof![
             20 => (-9i8..9).prop_map(f32::from),
             1 => Just(f32::NAN),

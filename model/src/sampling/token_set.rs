@@ -1,4 +1,4 @@
-//! A set of tokens of the vocabulary, one bit each.
+//! A set of tokens of the vocabulary, with one bit per token.
 
 /// A set of tokens, such as those that are allowed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -32,8 +32,8 @@ impl TokenSet {
         }
     }
 
-    /// Sets the bits to `words`, token 0 in the lowest bit of the first. Missing words are 0; bits outside the vocabulary
-    /// are ignored.
+    /// Sets the bits to `words`, with token 0 in the lowest bit of the first word. Missing words count as 0; bits
+    /// outside the vocabulary are ignored.
     pub fn copy_from(&mut self, words: &[u32]) {
         let count = self.words.len().min(words.len());
         self.words[..count].copy_from_slice(&words[..count]);
@@ -50,7 +50,7 @@ impl TokenSet {
         self.words.get(token as usize / 32).is_some_and(|word| word >> (token % 32) & 1 == 1)
     }
 
-    /// One bit for each token, token 0 in the lowest bit of the first.
+    /// The bits of all tokens, with token 0 in the lowest bit of the first word.
     pub(super) fn words(&self) -> &[u32] {
         &self.words
     }

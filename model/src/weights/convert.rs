@@ -1,4 +1,4 @@
-//! Conversion between the types of weights. candle quantises.
+//! Conversion between weight types. Candle does the quantization.
 
 use candle_core::quantized::{GgmlDType, QStorage, QTensor};
 use candle_core::{Device, Tensor};
@@ -8,14 +8,14 @@ use rayon::prelude::*;
 use super::error::LoadError;
 use super::matrix::{Matrix, WeightType};
 
-/// Floats in f32; `None` for quantised numbers.
+/// Converts floats to f32; `None` for quantized types.
 pub(crate) fn widen(kind: WeightType, bytes: &[u8]) -> Option<Vec<f32>> {
     let mut out = vec![0.0; bytes.len() / kind.block().1];
     (!kind.is_quantised()).then(|| widen_into(kind, bytes, &mut out))?;
     Some(out)
 }
 
-/// Floats in f32; does nothing for quantised numbers.
+/// Converts floats to f32; does nothing for quantized types.
 pub(super) fn widen_into(kind: WeightType, bytes: &[u8], out: &mut [f32]) {
     match kind {
         WeightType::F32 => each(bytes, out, f32::from_le_bytes),
@@ -29,8 +29,8 @@ fn each<const N: usize>(bytes: &[u8], out: &mut [f32], widen: impl Fn([u8; N]) -
     out.iter_mut().zip(bytes.as_chunks::<N>().0).for_each(|(out, &bytes)| *out = widen(bytes));
 }
 
-/// The logarithms of the negated numbers, or a number that has none. By way of f64, so that -exp of the results are the numbers
-/// again as nearly as f32 can say it.
+/// Returns the logarithms of the negated numbers, or a number that has none. It goes through f64, so that -exp of the
+/// results is as close to the numbers as f32 allows.
 pub(super) fn logarithms(numbers: &[f32]) -> Result<Vec<f32>, f32> {
     let logarithm = |&number: &f32| match (-f64::from(number)).ln() {
         log if log.is_finite() => Ok(log as f32),
@@ -39,14 +39,14 @@ pub(super) fn logarithms(numbers: &[f32]) -> Result<Vec<f32>, f32> {
     numbers.iter().map(logarithm).collect()
 }
 
-/// A matrix of `rows` rows from one in which they are columns, with numbers of `width` bytes.
+/// Transposes a matrix to one of `rows` rows; its elements have `width` bytes.
 pub(super) fn transposed(bytes: &[u8], width: usize, rows: usize) -> Vec<u8> {
     let columns = bytes.len() / width / rows.max(1);
     let number = |row: usize, column: usize| &bytes[(column * rows + row) * width..][..width];
     (0..rows).flat_map(|row| (0..columns).flat_map(move |column| number(row, column))).copied().collect()
 }
 
-/// A matrix of `kind`, or of f16 where its rows are not whole blocks.
+/// Makes a matrix of type `kind`, or of f16 if its rows are not whole blocks.
 pub(super) fn matrix(
     numbers: &[f32],
     kind: WeightType,
@@ -70,11 +70,11 @@ fn quantised(numbers: &[f32], columns: usize, kind: GgmlDType) -> Result<Vec<u8>
     Ok(QTensor::quantize(&tensor, kind)?.data()?.into_owned())
 }
 
-/// Numbers that are repacked at a time.
+/// Number of elements that are repacked at a time.
 const PIECE: usize = 1 << 18;
 
-/// Rows of `columns` quantised numbers in another quantised type, by way of f32, and the relative error of that: a few rows at a
-/// time, because all of them would take several times the memory of the model.
+/// Repacks quantized rows of `columns` elements to another quantized type through f32 -> their bytes, and the relative
+/// error. It handles a few rows at a time, because all of them in f32 would take several times the memory of the model.
 pub(super) fn repacked(
     bytes: &[u8],
     from: GgmlDType,
@@ -91,14 +91,14 @@ pub(super) fn repacked(
         let sums = squares(&wide, &packed, to, columns)?;
         Ok((packed, sums))
     });
-    // In the order of the pieces, so that the sums are always the same.
+    // Collected in the order of the pieces, so that the sums are always the same.
     let pieces = pieces.collect::<Result<Vec<_>, LoadError>>()?;
     let (error, all) = pieces.iter().fold((0.0, 0.0), |(error, all), (_, sums)| (error + sums.0, all + sums.1));
     let bytes: Vec<Vec<u8>> = pieces.into_iter().map(|(bytes, _)| bytes).collect();
     Ok((bytes.concat(), if all > 0.0 { (error / all).sqrt() } else { 0.0 }))
 }
 
-/// The sums of the squares of the differences between numbers and their packed form, and of the numbers.
+/// Returns the sum of squared differences between values and their packed form, and the sum of squared values.
 fn squares(wide: &[f32], packed: &[u8], to: WeightType, columns: usize) -> Result<(f64, f64), LoadError> {
     let kind = match to {
         WeightType::Q8_0 => GgmlDType::Q8_0,

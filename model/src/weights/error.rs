@@ -1,4 +1,4 @@
-//! The errors of loading a checkpoint.
+//! Errors of loading a checkpoint.
 
 use std::path::PathBuf;
 
@@ -8,7 +8,7 @@ use crate::config::ConfigError;
 use crate::cuda_error::CudaError;
 use crate::error::ModelError;
 
-/// Why a checkpoint was refused.
+/// Why a checkpoint was rejected.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     /// A file is absent or cannot be read.
@@ -16,18 +16,18 @@ pub enum LoadError {
     Io {
         /// The file.
         path: PathBuf,
-        /// The error of the system.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// `config.json` was refused.
+    /// `config.json` was rejected.
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// The tensors differ from those that `config.json`, or the file itself, asks for.
     #[error("{file} does not fit {config}:\n  {}", .problems.join("\n  "))]
     Tensors {
-        /// The file of weights.
+        /// The weights file.
         file: String,
-        /// What it has to fit.
+        /// What the tensors must match.
         config: &'static str,
         /// Every difference.
         problems: Vec<String>,
@@ -39,33 +39,33 @@ pub enum LoadError {
     #[cfg(feature = "cuda")]
     #[error(transparent)]
     Cuda(#[from] CudaError),
-    /// The file breaks its format.
+    /// The file violates its format.
     #[error("{file}: {reason}")]
     Format {
-        /// The file of weights.
+        /// The weights file.
         file: String,
-        /// The rule that it breaks.
+        /// The rule that it violates.
         reason: String,
     },
-    /// A matrix whose bytes are not those of its shape, or whose shape the kernels cannot hold.
+    /// A matrix whose byte length does not match its shape, or whose shape the kernels cannot handle.
     #[error("weights: a {kind} matrix of {rows} x {columns}: {reason}")]
     Matrix {
         /// The type of the matrix.
         kind: WeightType,
-        /// Its rows.
+        /// The number of rows.
         rows: usize,
-        /// Its columns.
+        /// The number of columns.
         columns: usize,
-        /// Why it was refused.
+        /// Why it was rejected.
         reason: String,
     },
-    /// Matrices of one input that differ in columns or in their quantised type.
+    /// Matrices of one input with different numbers of columns or different quantized types.
     #[error("weights: matrices with the same input must have equal columns, and the same type if quantised, found {0}")]
     Stack(String),
-    /// A tensor could not be made.
+    /// Candle could not create a tensor.
     #[error("weights: {0}")]
     Tensor(#[from] candle_core::Error),
-    /// The numbers of a feature map do not fit together.
+    /// The parameters of a feature map do not fit together.
     #[error("weights: {0}")]
     Model(#[from] ModelError),
 }

@@ -6,11 +6,11 @@ use std::collections::BTreeMap;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TensorSpec {
     pub(crate) shape: Vec<usize>,
-    /// Whether it is a matrix of weights, which quantisation converts.
+    /// Whether it is a weight matrix, which quantization converts.
     pub(crate) quantised: bool,
-    /// Whether its numbers may be quantised in a file; all other tensors are floats.
+    /// Whether a file may store it quantized; all other tensors are floats.
     pub(crate) packed: bool,
-    /// Whether training changes it: all but the random matrices.
+    /// Whether it is trained; only random matrices are not.
     pub(crate) trained: bool,
 }
 
@@ -29,7 +29,7 @@ impl TensorSpec {
 pub(crate) struct TensorList {
     prefix: String,
     pub(crate) all: BTreeMap<String, TensorSpec>,
-    /// Names of matrices that are computed together, so that their quantised types must be equal.
+    /// Names of matrices that are computed together, so their quantized types must be equal.
     pub(crate) stacks: Vec<Vec<String>>,
 }
 
@@ -48,28 +48,28 @@ impl TensorList {
         name
     }
 
-    /// A matrix of weights.
+    /// Adds a weight matrix.
     pub(crate) fn matrix(&mut self, name: &str, rows: usize, columns: usize) {
         self.add(name, TensorSpec::matrix(rows, columns));
     }
 
-    /// Matrices of one input that are computed together.
+    /// Adds matrices of one input that are computed together.
     pub(crate) fn stack(&mut self, names: &[&str], rows: usize, columns: usize) {
         let names = names.iter().map(|name| self.add(name, TensorSpec::matrix(rows, columns))).collect();
         self.stacks.push(names);
     }
 
-    /// A matrix that quantisation leaves as it is; others may have quantised it.
+    /// Adds a matrix that quantization leaves unchanged, although published files may have it quantized.
     pub(crate) fn kept(&mut self, name: &str, rows: usize, columns: usize) {
         self.add(name, TensorSpec { quantised: false, ..TensorSpec::matrix(rows, columns) });
     }
 
-    /// A trained tensor of floats.
+    /// Adds a trained float tensor.
     pub(crate) fn floats(&mut self, name: &str, shape: &[usize]) {
         self.add(name, TensorSpec::floats(shape));
     }
 
-    /// A tensor of floats that training does not change.
+    /// Adds a float tensor that training does not change.
     pub(crate) fn fixed(&mut self, name: &str, shape: &[usize]) {
         self.add(name, TensorSpec { trained: false, ..TensorSpec::floats(shape) });
     }

@@ -1,8 +1,8 @@
-//! Matrices and the types of their numbers.
+//! Matrices and their element types.
 
 use std::borrow::Cow;
 
-/// The type of the numbers of a matrix.
+/// The element type of a matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WeightType {
     /// 32-bit floats.
@@ -11,11 +11,11 @@ pub enum WeightType {
     Bf16,
     /// IEEE half precision.
     F16,
-    /// GGUF's blocks of 32 8-bit weights and a scale: 8.5 bits a weight.
+    /// GGUF's blocks of 32 8-bit weights with a scale: 8.5 bits per weight.
     Q8_0,
-    /// GGUF's blocks of 32 4-bit weights and a scale: 4.5 bits a weight.
+    /// GGUF's blocks of 32 4-bit weights with a scale: 4.5 bits per weight.
     Q4_0,
-    /// GGUF's blocks of 256 4-bit weights, with scales and minima of eight groups: 4.5 bits a weight.
+    /// GGUF's blocks of 256 4-bit weights, with scales and minima for eight groups: 4.5 bits per weight.
     Q4K,
 }
 
@@ -35,7 +35,7 @@ impl WeightType {
         }
     }
 
-    /// Weights of a block, and bytes of a block.
+    /// Weights per block, and bytes per block.
     pub fn block(self) -> (usize, usize) {
         match self {
             Self::F32 => (1, 4),
@@ -52,7 +52,7 @@ impl WeightType {
         weights / block * bytes
     }
 
-    /// This type if rows of `columns` numbers are whole blocks of it, else f16.
+    /// Returns this type if rows of `columns` elements are whole blocks of it, else f16.
     #[must_use]
     pub fn for_rows_of(self, columns: usize) -> Self {
         if columns.is_multiple_of(self.block().0) { self } else { Self::F16 }
@@ -79,7 +79,7 @@ impl std::str::FromStr for WeightType {
     }
 }
 
-/// A matrix (rows, columns) in its stored type, row by row.
+/// A matrix (rows, columns) in its stored type, row-major.
 #[derive(Debug)]
 pub(crate) struct Matrix<'a> {
     pub(crate) kind: WeightType,
@@ -89,7 +89,7 @@ pub(crate) struct Matrix<'a> {
 }
 
 impl Matrix<'_> {
-    /// Whether the number of bytes fits the shape.
+    /// Whether the byte length matches the shape.
     pub(crate) fn is_whole(&self) -> bool {
         let block = self.kind.block().0;
         self.columns.is_multiple_of(block)

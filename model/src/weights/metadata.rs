@@ -1,4 +1,4 @@
-//! The metadata of a GGUF file by key. Texts and arrays stay in the mapped file and are read when they are asked for.
+//! The metadata of a GGUF file, by key. Strings and arrays stay in the mapped file and are read on request.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -7,13 +7,13 @@ use std::sync::Arc;
 /// The bytes of a mapped file.
 pub(crate) type Bytes = Arc<dyn AsRef<[u8]> + Send + Sync>;
 
-/// A key of the metadata is absent, or has another value than is accepted.
+/// A metadata key is absent or has an unsupported value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{key} must be {bound}, found {found}")]
 pub struct MetadataError {
     /// The key.
     pub key: String,
-    /// The values that are accepted.
+    /// The accepted values.
     pub bound: String,
     /// The value in the file.
     pub found: String,
@@ -25,22 +25,22 @@ impl MetadataError {
     }
 }
 
-/// A value. Ranges are those of the file's bytes, and the parser has checked what they hold.
+/// A metadata value. Ranges refer to the file's bytes; the parser has checked their contents.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Value {
     Unsigned(u64),
     Signed(i64),
-    /// As the shortest decimal number that is the same f32 or f64.
+    /// The shortest decimal number that rounds to the stored f32 or f64.
     Float(f64),
     Bool(bool),
     Text(Range<usize>),
-    /// This many texts, each after its length in 8 bytes.
+    /// This many strings, each preceded by its length in 8 bytes.
     Texts(usize, Range<usize>),
-    /// Whole numbers of 4 bytes.
+    /// 4-byte integers.
     Words(Range<usize>),
-    /// Floats of 4 bytes.
+    /// 4-byte floats.
     Floats(Range<usize>),
-    /// An array of something else.
+    /// Any other array.
     Array,
 }
 
@@ -81,16 +81,16 @@ impl Metadata {
     /// The architecture that the file names.
     ///
     /// # Errors
-    /// `general.architecture` is absent or no text.
+    /// `general.architecture` is absent or not a string.
     pub fn architecture(&self) -> Result<&str, MetadataError> {
         let key = "general.architecture";
         self.text(key)?.ok_or_else(|| MetadataError::new(key, "given", "none"))
     }
 
-    /// A text.
+    /// Returns a string.
     ///
     /// # Errors
-    /// The value is no text, or not UTF-8.
+    /// The value is not a string, or not UTF-8.
     pub fn text(&self, key: &str) -> Result<Option<&str>, MetadataError> {
         let refused = |found: String| Err(MetadataError::new(key, "a text in UTF-8", found));
         match self.values.get(key) {
@@ -103,10 +103,10 @@ impl Metadata {
         }
     }
 
-    /// A whole number, 0 or greater.
+    /// Returns an integer, 0 or greater.
     ///
     /// # Errors
-    /// The value is something else.
+    /// The value is not an integer, or is negative.
     pub fn number(&self, key: &str) -> Result<Option<u64>, MetadataError> {
         let found = match self.values.get(key) {
             None => return Ok(None),
@@ -117,10 +117,10 @@ impl Metadata {
         found.map(Some).map_err(|found| MetadataError::new(key, "a whole number, 0 or greater", found))
     }
 
-    /// A finite number.
+    /// Returns a finite number.
     ///
     /// # Errors
-    /// The value is something else.
+    /// The value is not a finite number.
     pub fn float(&self, key: &str) -> Result<Option<f64>, MetadataError> {
         match self.values.get(key) {
             None => Ok(None),
@@ -129,10 +129,10 @@ impl Metadata {
         }
     }
 
-    /// Yes or no.
+    /// Returns a boolean.
     ///
     /// # Errors
-    /// The value is something else.
+    /// The value is not a boolean.
     pub fn flag(&self, key: &str) -> Result<Option<bool>, MetadataError> {
         match self.values.get(key) {
             None => Ok(None),
@@ -141,10 +141,10 @@ impl Metadata {
         }
     }
 
-    /// A list of texts, which are bytes here: those of tokens need not be UTF-8.
+    /// Returns a list of strings as bytes, because tokens need not be UTF-8.
     ///
     /// # Errors
-    /// The value is something else.
+    /// The value is not a list of strings.
     pub fn texts(&self, key: &str) -> Result<Option<Texts<'_>>, MetadataError> {
         match self.values.get(key) {
             None => Ok(None),
@@ -153,10 +153,10 @@ impl Metadata {
         }
     }
 
-    /// A list of whole numbers of 32 bits; negative ones become large.
+    /// Returns a list of 32-bit integers; negative ones wrap to large values.
     ///
     /// # Errors
-    /// The value is something else.
+    /// The value is not a list of 32-bit integers.
     pub fn words(&self, key: &str) -> Result<Option<impl ExactSizeIterator<Item = u32>>, MetadataError> {
         match self.values.get(key) {
             None => Ok(None),
@@ -168,10 +168,10 @@ impl Metadata {
         }
     }
 
-    /// A list of floats of 32 bits, which may be infinite or no numbers.
+    /// Returns a list of 32-bit floats, which may be infinite or NaN.
     ///
     /// # Errors
-    /// The value is something else.
+    /// The value is not a list of 32-bit floats.
     pub fn floats(&self, key: &str) -> Result<Option<impl ExactSizeIterator<Item = f32>>, MetadataError> {
         match self.values.get(key) {
             None => Ok(None),
@@ -188,7 +188,7 @@ impl Metadata {
     }
 }
 
-/// The texts of a list, in order.
+/// The strings of a list, in order.
 #[derive(Clone, Debug)]
 pub struct Texts<'a> {
     left: usize,

@@ -1,4 +1,4 @@
-//! Matrices and vectors of a checkpoint by name, and the errors of loading one.
+//! A checkpoint's matrices and vectors by name, and the errors of loading it.
 
 mod convert;
 mod error;
@@ -25,19 +25,19 @@ pub use metadata::{Metadata, MetadataError, Texts};
 pub(crate) use repacked::Errors;
 pub use repacked::Repacked;
 
-/// What the numbers of a file stand for.
+/// How the values in a file relate to ours.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Reading {
-    /// Themselves.
+    /// They are equal.
     #[default]
     Plain,
-    /// Each is -exp(x), for the number x.
+    /// Each stored value is -exp(x) of our value x.
     NegativeExp,
-    /// The matrix with rows for columns. [`Entry::shape`] is ours.
+    /// The stored matrix is transposed. [`Entry::shape`] is ours.
     Transposed,
 }
 
-/// One tensor of a file.
+/// One tensor in a file.
 #[derive(Debug)]
 pub(crate) struct Entry {
     /// The type in memory; `None` for a type that no layer supports.
@@ -52,7 +52,7 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    /// A shape of ours as the file has it.
+    /// Converts one of our shapes to that in the file.
     pub(crate) fn in_file(&self, shape: &[usize]) -> Vec<usize> {
         match self.reading {
             Reading::Transposed => shape.iter().rev().copied().collect(),
@@ -61,11 +61,11 @@ impl Entry {
     }
 }
 
-/// A file of tensors, or several that belong together, mapped into memory.
+/// A mapped file of tensors, or several files that belong together.
 pub(crate) struct File {
-    /// The name in messages.
+    /// The file's name in messages.
     pub(crate) name: String,
-    /// What its tensors have to fit, in messages.
+    /// What its tensors must match, in messages.
     pub(crate) config: &'static str,
     pub(crate) parts: Parts,
     pub(crate) entries: BTreeMap<String, Entry>,
@@ -73,7 +73,7 @@ pub(crate) struct File {
     pub(crate) errors: Errors,
 }
 
-/// The bytes of a file, or of several as if each followed the one before.
+/// The bytes of a file, or of several files as if they were concatenated.
 pub(crate) struct Parts(Vec<Bytes>);
 
 impl Parts {
@@ -81,7 +81,7 @@ impl Parts {
         Self(parts)
     }
 
-    /// A range that one of them has.
+    /// Returns a range that lies within one of the files.
     fn get(&self, range: Range<usize>) -> Option<&[u8]> {
         let mut start = 0;
         for part in &self.0 {
@@ -96,7 +96,7 @@ impl Parts {
 }
 
 impl File {
-    /// Refuses tensors for these reasons.
+    /// Makes an error that rejects tensors for these reasons.
     pub(crate) fn refuse(&self, problems: Vec<String>) -> LoadError {
         LoadError::Tensors { file: self.name.clone(), config: self.config, problems }
     }
@@ -108,19 +108,19 @@ impl std::fmt::Debug for File {
     }
 }
 
-/// Where tensors come from.
+/// The source of tensors.
 #[derive(Clone, Debug)]
 pub(crate) enum Source {
-    /// A file of a checkpoint; its matrices stay as they are or are converted to a type (to f16 where their rows are not
-    /// whole blocks of it).
+    /// A checkpoint file. Its matrices stay as they are or are converted to a type (to f16 if their rows are not whole
+    /// blocks of it).
     File(Arc<File>, Option<WeightType>),
-    /// Random numbers from a seed, for measurements; matrices are of one type (f16 where their rows are not whole blocks
-    /// of it).
+    /// Random weights from a seed, for benchmarks. Matrices have one type (f16 if their rows are not whole blocks of
+    /// it).
     Random(WeightType, u64),
 }
 
 impl Source {
-    /// The shape of a tensor of a file, if it has one.
+    /// The shape of a tensor, if the source is a file that has it.
     pub(crate) fn shape(&self, name: &str) -> Option<&[usize]> {
         match self {
             Self::File(file, _) => file.entries.get(name).map(|entry| &*entry.shape),
@@ -128,14 +128,14 @@ impl Source {
         }
     }
 
-    /// The shapes of all tensors of a file.
+    /// The shapes of all tensors in a file.
     pub(crate) fn shapes(&self) -> impl Iterator<Item = &[usize]> {
         let file = if let Self::File(file, _) = self { Some(file) } else { None };
         file.into_iter().flat_map(|file| file.entries.values().map(|entry| &*entry.shape))
     }
 }
 
-/// Tensors by name below a prefix.
+/// The tensors of a source below a name prefix.
 #[derive(Clone)]
 pub(crate) struct Weights<'a> {
     source: &'a Source,
@@ -153,7 +153,7 @@ impl<'a> Weights<'a> {
         Self { prefix: format!("{}{name}.", self.prefix), ..self.clone() }
     }
 
-    /// A tensor of a file. `checkpoint` has checked the file before, so errors here are not expected.
+    /// Finds a tensor in a file. `checkpoint` has already checked the file, so errors are not expected here.
     fn entry(file: &'a File, name: &str, shape: &[usize]) -> Result<(WeightType, &'a Entry), LoadError> {
         let refused = |problem: String| file.refuse(vec![problem]);
         let entry = file.entries.get(name).ok_or_else(|| refused(format!("missing tensor {name}")))?;
@@ -164,7 +164,7 @@ impl<'a> Weights<'a> {
         Ok((kind, entry))
     }
 
-    /// The type and the bytes of a tensor of a file.
+    /// Returns the type and bytes of a tensor in a file.
     fn bytes(file: &'a File, name: &str, shape: &[usize]) -> Result<(WeightType, Cow<'a, [u8]>), LoadError> {
         let (kind, entry) = Self::entry(file, name, shape)?;
         let bytes = file.parts.get(entry.range.clone());
@@ -183,7 +183,7 @@ impl<'a> Weights<'a> {
         Ok((kind, bytes))
     }
 
-    /// The relative error of a tensor that is repacked.
+    /// Returns the relative error of a repacked tensor.
     pub(crate) fn repacking_error(&self, name: &str) -> Result<f64, LoadError> {
         let Source::File(file, _) = self.source else { return Ok(0.0) };
         let shape = file.entries.get(name).map_or(&[][..], |entry| &entry.shape);
@@ -193,7 +193,7 @@ impl<'a> Weights<'a> {
         Ok(file.errors.of(name).unwrap_or(0.0))
     }
 
-    /// One matrix of weights: in its stored type, or in the type that the source converts matrices to.
+    /// Returns a weight matrix in its stored type, or in the type that the source converts matrices to.
     pub(crate) fn matrix(&self, name: &str, rows: usize, columns: usize) -> Result<Matrix<'a>, LoadError> {
         let stored = self.stored_matrix(name, rows, columns)?;
         let Source::File(_, Some(wanted)) = *self.source else { return Ok(stored) };
@@ -203,7 +203,7 @@ impl<'a> Weights<'a> {
         }
     }
 
-    /// One matrix in its stored type, whatever the source converts matrices to.
+    /// Returns a matrix in its stored type, even if the source converts matrices.
     pub(crate) fn stored_matrix(&self, name: &str, rows: usize, columns: usize) -> Result<Matrix<'a>, LoadError> {
         let name = format!("{}{name}", self.prefix);
         match self.source {
@@ -215,7 +215,7 @@ impl<'a> Weights<'a> {
         }
     }
 
-    /// One tensor's numbers in f32.
+    /// Returns a tensor's values in f32.
     pub(crate) fn numbers(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, LoadError> {
         let name = format!("{}{name}", self.prefix);
         match self.source {
@@ -234,7 +234,7 @@ impl<'a> Weights<'a> {
         }
     }
 
-    /// [`Self::numbers`] that must be finite: a NaN among them would not show in the logits.
+    /// Like [`Self::numbers`], but requires finite values: a NaN among them would not show in the logits.
     pub(crate) fn finite(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, LoadError> {
         let numbers = self.numbers(name, shape)?;
         let (Source::File(file, _), Some(found)) = (self.source, numbers.iter().find(|v| !v.is_finite())) else {
@@ -244,7 +244,7 @@ impl<'a> Weights<'a> {
         Err(file.refuse(vec![problem]))
     }
 
-    /// Matrices (heads, rows, columns) with blocks of `columns` orthogonal rows.
+    /// Returns matrices (heads, rows, columns) with blocks of `columns` orthogonal rows.
     pub(crate) fn orthogonal(&self, name: &str, shape: [usize; 3]) -> Result<Vec<f32>, LoadError> {
         match self.source {
             Source::File(..) => self.numbers(name, &shape),
@@ -252,7 +252,7 @@ impl<'a> Weights<'a> {
         }
     }
 
-    /// A matrix of floats that is read from the mapped file row by row; `None` if it is quantised or converted.
+    /// Returns a float matrix that is read from the mapped file row by row; `None` if it is quantized or converted.
     pub(crate) fn mapped(&self, name: &str, rows: usize, columns: usize) -> Result<Option<Mapped>, LoadError> {
         let name = format!("{}{name}", self.prefix);
         let Source::File(file, None) = self.source else { return Ok(None) };
@@ -263,7 +263,7 @@ impl<'a> Weights<'a> {
     }
 }
 
-/// A matrix of floats in the mapped file.
+/// A float matrix in the mapped file.
 #[derive(Debug)]
 pub(crate) struct Mapped {
     file: Arc<File>,
@@ -277,7 +277,7 @@ impl Mapped {
     pub(crate) fn row(&self, row: usize, out: &mut [f32]) {
         let width = self.columns * self.kind.block().1;
         let start = self.start + row * width;
-        // It is there: `checkpoint` has compared the tensor with the file.
+        // The range exists: `checkpoint` has checked the tensor against the file.
         let bytes = self.file.parts.get(start..start + width).unwrap_or_default();
         convert::widen_into(self.kind, bytes, out);
     }

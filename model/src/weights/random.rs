@@ -1,21 +1,21 @@
-//! Random weights for measurements, of the scale of a trained model, so that activations neither grow nor vanish.
+//! Random weights for benchmarks, at the scale of a trained model, so that activations neither grow nor vanish.
 
 use super::error::LoadError;
 use super::matrix::{Matrix, WeightType};
 use crate::random::Normals;
 
-/// The seed of the numbers of a name.
+/// Derives the seed for a tensor's name.
 fn start(seed: u64, name: &str) -> u64 {
     name.bytes().fold(seed ^ 0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3))
 }
 
-/// Matrices (heads, rows, columns) with orthogonal rows for FAVOR+, the same for the same seed and name.
+/// Returns matrices (heads, rows, columns) with orthogonal rows for FAVOR+, determined by seed and name.
 pub(super) fn orthogonal(seed: u64, name: &str, [heads, rows, columns]: [usize; 3]) -> Vec<f32> {
     let mut normals = Normals::new(start(seed, name));
     (0..heads).flat_map(|_| normals.orthogonal_rows(rows, columns)).map(|v| v as f32).collect()
 }
 
-/// Approximately normal numbers, the same for the same seed and name.
+/// Returns approximately normal numbers, determined by seed and name.
 fn normals(seed: u64, name: &str, len: usize, scale: f32) -> Vec<f32> {
     let mut state = start(seed, name);
     let mut uniform = || {
@@ -26,7 +26,7 @@ fn normals(seed: u64, name: &str, len: usize, scale: f32) -> Vec<f32> {
     (0..len).map(|_| (uniform() + uniform() + uniform()) * scale).collect()
 }
 
-/// Numbers of the mean and scale that a trained tensor of this name and shape has.
+/// Returns values with the mean and scale of a trained tensor of this name and shape.
 pub(super) fn numbers(seed: u64, name: &str, shape: &[usize]) -> Vec<f32> {
     let len = shape.iter().product();
     let fan_in = shape.last().copied().unwrap_or(1) as f32;
@@ -34,12 +34,12 @@ pub(super) fn numbers(seed: u64, name: &str, shape: &[usize]) -> Vec<f32> {
         "random_matrices" => (0.0, 1.0),
         "sigma" | "D" => (1.0, 0.1),
         "bias" if name.ends_with("norm.bias") => (0.0, 0.1),
-        // Decays with half-lives from one token to some dozens.
+        // Decays with half-lives from one token to a few dozen.
         "bias" if name.ends_with("lora.2.bias") => (-2.0, 2.0),
         "bias" if name.contains(".mixer.") => (0.0, 0.1),
-        // Half-lives from a few to some hundreds of tokens.
+        // Half-lives from a few to a few hundred tokens.
         "bias" => (4.0, 1.0),
-        // Of Mamba-2: steps of time of some hundredths, and decays with half-lives from a few to some hundreds of them.
+        // Mamba-2: time steps of a few hundredths, and decays with half-lives from a few to a few hundred steps.
         "A_log" => (1.4, 0.7),
         "dt_bias" => (-4.0, 1.0),
         _ if name.ends_with("norm.weight") || name.ends_with("norm_f.weight") => (1.0, 0.1),
@@ -48,7 +48,7 @@ pub(super) fn numbers(seed: u64, name: &str, shape: &[usize]) -> Vec<f32> {
     normals(seed, name, len, scale).into_iter().map(|v| v + mean).collect()
 }
 
-/// A matrix of `kind`, or of f16 where its rows are not whole blocks.
+/// Makes a matrix of type `kind`, or of f16 if its rows are not whole blocks.
 pub(super) fn matrix(
     kind: WeightType,
     seed: u64,

@@ -1,4 +1,5 @@
-//! What repacking costs: quantised types without a kernel become another type while they are loaded, which rounds again.
+//! The cost of repacking: quantized types without a kernel are converted to another type while loading, which rounds
+//! again.
 
 use std::collections::BTreeMap;
 use std::fmt::{Display, Formatter};
@@ -6,17 +7,17 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::matrix::WeightType;
 
-/// The tensors of one type that were repacked.
+/// The repacked tensors of one type.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Repacked {
-    /// Their type in the file, such as `q6_k`.
+    /// The type in the file, such as `q6_k`.
     pub from: String,
-    /// Their type in memory.
+    /// The type in memory.
     pub to: WeightType,
-    /// Their number.
+    /// The number of tensors.
     pub tensors: usize,
-    /// The greatest relative error of a tensor: the root mean square of the differences from what the file says, divided by
-    /// that of its numbers.
+    /// The largest relative error of a tensor: the root mean square of the differences from the stored values, divided
+    /// by that of the stored values.
     pub relative_error: f64,
 }
 
@@ -29,7 +30,7 @@ impl Display for Repacked {
     }
 }
 
-/// The relative errors of the tensors that were repacked so far, by name.
+/// The relative errors of the tensors repacked so far, by name.
 #[derive(Debug, Default)]
 pub(crate) struct Errors(Mutex<BTreeMap<String, f64>>);
 
@@ -38,13 +39,13 @@ impl Errors {
         self.all().insert(name.to_owned(), error);
     }
 
-    /// The error of a tensor; `None` if it has not been repacked yet.
+    /// Returns the error of a tensor; `None` if it has not been repacked yet.
     pub(crate) fn of(&self, name: &str) -> Option<f64> {
         self.all().get(name).copied()
     }
 
     fn all(&self) -> MutexGuard<'_, BTreeMap<String, f64>> {
-        // An entry is whole whatever else happens.
+        // Each entry is complete even if another thread panicked.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -13,7 +13,7 @@ use super::middleware::trace::trace;
 use super::state::AppState;
 use super::{formats, metrics, service};
 
-/// The routes, for a listener bound to `address`.
+/// Builds the router of the admin address, for a listener bound to `address`.
 pub(crate) fn router(state: AppState, address: IpAddr) -> Router {
     let hosts = state.options().hosts.bound_to(address);
     let browsers = Browsers { state: state.clone(), hosts, keyed: false };

@@ -22,10 +22,10 @@ pub struct ApiError {
     retry: Retry,
 }
 
-/// When a client should retry, where the status suggests that it may.
+/// When a client should retry, for statuses that allow a retry.
 #[derive(Clone, Copy, Debug)]
 enum Retry {
-    /// After so many seconds.
+    /// After this many seconds.
     After(u64),
     /// Never: the same request would be refused again.
     Never,
@@ -40,14 +40,14 @@ pub(super) struct ErrorBody {
 
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub(super) struct ErrorDetails {
-    /// What is wrong, for people.
+    /// What is wrong, for people to read.
     message: String,
     #[serde(rename = "type")]
     kind: ErrorKind,
-    /// The parameter at fault, if it is one.
+    /// The parameter at fault, if the error is about one.
     #[schema(required)]
     param: Option<String>,
-    /// What is wrong, for programs.
+    /// What is wrong, for programs to read.
     #[schema(required)]
     code: Option<&'static str>,
 }
@@ -75,12 +75,12 @@ impl ApiError {
         Self { status, error: ErrorDetails { message, kind, param, code }, retry: Retry::After(1) }
     }
 
-    /// An invalid request, answered with 400.
+    /// Creates the error for an invalid request, with status 400.
     pub(super) fn invalid(param: Option<&str>, message: impl Into<String>) -> Self {
         Self::request(StatusCode::BAD_REQUEST, param, None, message)
     }
 
-    /// A refused parameter of a text, under the name `param`.
+    /// Creates the error for a text that the engine refuses. `param` is the client's name for the parameter at fault.
     pub(super) fn about_text(error: &RequestError, param: &str, message: String) -> Self {
         match error {
             RequestError::TooLong { .. } => Self::too_long(param, message),
@@ -88,12 +88,12 @@ impl ApiError {
         }
     }
 
-    /// A prompt, in the parameter `param`, that is longer than the server reads.
+    /// Creates the error for a prompt, in the parameter `param`, that is longer than the server reads.
     pub(super) fn too_long(param: &str, message: impl Into<String>) -> Self {
         Self::request(StatusCode::BAD_REQUEST, Some(param), Some("context_length_exceeded"), message)
     }
 
-    /// A refused request.
+    /// Creates an error that blames the request.
     pub(super) fn request(
         status: StatusCode,
         param: Option<&str>,
@@ -103,35 +103,35 @@ impl ApiError {
         Self::new(status, ErrorKind::InvalidRequest, param, code, message)
     }
 
-    /// A failure of the server.
+    /// Creates an error that blames the server.
     pub(super) fn server(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
         Self::new(status, ErrorKind::Server, None, Some(code), message)
     }
 
-    /// Too many requests, answered with 429.
+    /// Creates a rate limit error, with status 429.
     pub(super) fn rate_limit(code: &'static str, message: impl Into<String>) -> Self {
         Self::new(StatusCode::TOO_MANY_REQUESTS, ErrorKind::RateLimit, None, Some(code), message)
     }
 
-    /// The same error, about a parameter.
+    /// Returns this error with `param` as the parameter at fault.
     pub(super) fn about(mut self, param: &str) -> Self {
         self.error.param = Some(param.to_owned());
         self
     }
 
-    /// The same error, to be retried after so many seconds.
+    /// Returns this error with a retry delay in seconds.
     pub(super) fn retried_after(mut self, seconds: u64) -> Self {
         self.retry = Retry::After(seconds);
         self
     }
 
-    /// The same error, for a request that a retry does not help.
+    /// Returns this error, marked so that clients do not retry the request.
     pub(super) fn never_retried(mut self) -> Self {
         self.retry = Retry::Never;
         self
     }
 
-    /// The same error about the parameter `name` instead of `from`.
+    /// Returns this error with `name` as the parameter at fault, also in the message, if it was `from`.
     pub(super) fn renamed(mut self, from: &str, name: &str) -> Self {
         if self.error.param.as_deref() == Some(from) {
             if let Some(rest) = self.error.message.strip_prefix(from) {
@@ -142,13 +142,13 @@ impl ApiError {
         self
     }
 
-    /// An object that does not exist or belongs to another owner.
+    /// Creates the error for an object that does not exist or belongs to another owner, with status 404.
     pub(super) fn missing(param: &str, what: &str) -> Self {
         let message = format!("no {what} has this id");
         Self::request(StatusCode::NOT_FOUND, Some(param), Some("not_found"), message)
     }
 
-    /// The code, or the type if there is none. The set of values is bounded, so it can label a metric.
+    /// Returns the code, or the type if there is none. The set of values is bounded, so it can label a metric.
     pub(super) fn label(&self) -> &'static str {
         self.error.code.unwrap_or(match self.error.kind {
             ErrorKind::InvalidRequest => "invalid_request_error",
@@ -157,33 +157,33 @@ impl ApiError {
         })
     }
 
-    /// What is wrong, for programs.
+    /// Returns what is wrong, for programs to read.
     pub(super) fn code(&self) -> Option<&'static str> {
         self.error.code
     }
 
-    /// The HTTP status.
+    /// Returns the HTTP status.
     pub(super) fn status(&self) -> StatusCode {
         self.status
     }
 
-    /// What is wrong, for people.
+    /// Returns what is wrong, for people to read.
     pub(super) fn message(&self) -> &str {
         &self.error.message
     }
 
-    /// The parameter at fault, if it is one.
+    /// Returns the parameter at fault, if the error is about one.
     pub(super) fn param(&self) -> Option<&str> {
         self.error.param.as_deref()
     }
 
-    /// A panic or a bug. The reason is only in the log.
+    /// Creates the error for a panic or a bug. The reason is only in the log.
     pub(super) fn internal() -> Self {
         let message = "internal error; the server's log has the reason under the request's id";
         Self::server(StatusCode::INTERNAL_SERVER_ERROR, "internal", message)
     }
 
-    /// The body of the response; an error inside a stream has the same.
+    /// Returns the body of the response, which is also the data of an error event in a stream.
     pub(super) fn body(&self) -> Value {
         let body = ErrorBody { error: self.error.clone() };
         serde_json::to_value(body).expect("a struct of strings becomes JSON")
@@ -203,14 +203,14 @@ impl IntoResponse for ApiError {
         let mut response = (self.status, Json(self.body())).into_response();
         let temporary = [StatusCode::TOO_MANY_REQUESTS, StatusCode::SERVICE_UNAVAILABLE, StatusCode::CONFLICT];
         if temporary.contains(&self.status) {
-            // OpenAI's clients retry each 429 unless they are told not to.
+            // OpenAI's clients retry every 429 unless they are told not to.
             let (name, value) = match self.retry {
                 Retry::After(seconds) => (header::RETRY_AFTER, HeaderValue::from(seconds)),
                 Retry::Never => (HeaderName::from_static("x-should-retry"), HeaderValue::from_static("false")),
             };
             response.headers_mut().insert(name, value);
         }
-        // For formats with errors of their own, and for metrics.
+        // Read by formats with their own error bodies, and by metrics.
         response.extensions_mut().insert(self);
         response
     }
@@ -310,7 +310,7 @@ mod tests {
             assert!(error.message().contains(part), "{}", error.message());
         }
         assert!(error.into_response().headers().contains_key(header::RETRY_AFTER));
-        // Who has named a version with If-Match has asked for this instead.
+        // A client that names a version with `If-Match` gets 412 instead.
         let error = ApiError::from(StoreError::Stale { head });
         assert_eq!((error.status(), error.code()), (StatusCode::PRECONDITION_FAILED, Some("version_mismatch")));
         let error = ApiError::from(StoreError::Answered);

@@ -12,22 +12,22 @@ use crate::sync::{Mutex, MutexGuard, receive};
 /// The limits of a gate.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct GateLimits {
-    /// Permits in all.
+    /// Permits in total.
     pub(super) permits: usize,
-    /// Most permits of one owner.
+    /// Most permits that one owner may hold.
     pub(super) held: usize,
-    /// Most waiting requests of one owner.
+    /// Most requests of one owner that may wait.
     pub(super) waiting: usize,
 }
 
-/// The owner has as many waiting requests as it may have.
+/// The owner already has as many waiting requests as it may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Full {
-    /// The number of them.
+    /// The number of waiting requests.
     pub(super) waiting: usize,
 }
 
-/// The semaphore; cheap to clone.
+/// The semaphore. Cheap to clone.
 #[derive(Clone)]
 pub(super) struct FairGate(Arc<Gate>);
 
@@ -50,11 +50,11 @@ struct OwnerState {
     waiting: VecDeque<Sender<Permit>>,
 }
 
-/// A permit of one owner, returned when it is dropped.
+/// A permit of one owner. Dropping it returns it.
 pub(super) struct Permit {
     gate: Arc<Gate>,
     owner: Owner,
-    /// False while [`Self::pass`] waits: the permit is then returned already.
+    /// False while [`Self::pass`] waits, because the permit has then been returned.
     held: bool,
 }
 
@@ -74,7 +74,7 @@ impl FairGate {
             let mut state = self.0.lock();
             let queue = &mut state.owners.entry(owner).or_default().waiting;
             if queue.len() >= most {
-                // Some may have been given up.
+                // The futures of some waiting requests may have been dropped.
                 queue.retain(|sender| !sender.is_closed());
                 if queue.len() >= most {
                     return Err(Full { waiting: most });
@@ -83,14 +83,14 @@ impl FairGate {
             state.enqueue(owner, VecDeque::push_back)
         };
         self.0.grant();
-        // Senders are dropped unsent only after their receivers, so this does not fail here.
+        // A sender is dropped without sending only after its receiver, so this cannot fail here.
         waiting.await.map_err(|_| Full { waiting: most })
     }
 }
 
 impl Permit {
-    /// Lets the other owners that wait take a turn first. Blocks until it is this owner's turn again, in which this
-    /// request comes first, so that an owner has few unfinished requests.
+    /// Lets other waiting owners take a turn first. Blocks until this owner's next turn, in which this request comes
+    /// first, so that an owner has few unfinished requests.
     pub(super) fn pass(&mut self) {
         let waiting = {
             let mut state = self.gate.lock();
@@ -99,7 +99,7 @@ impl Permit {
                 return;
             }
             let waiting = state.enqueue(self.owner, VecDeque::push_front);
-            // Its other requests may have waited for longer than those of other owners.
+            // This owner may be queued ahead of others for its other requests: move it to the back.
             state.turns.retain(|owner| *owner != self.owner);
             state.turns.push_back(self.owner);
             waiting
@@ -130,12 +130,12 @@ impl Gate {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives the free permits to those whose turns are next.
+    /// Gives the free permits to the owners whose turns are next.
     fn grant(self: &Arc<Self>) {
         loop {
             let next = self.lock().next(self.limits.held);
             let Some((owner, sender)) = next else { return };
-            // Without a receiver, the permit comes back and is returned at once.
+            // If the receiver is gone, `send` returns the permit, and dropping it returns it to the gate.
             let _ = sender.send(Permit { gate: Arc::clone(self), owner, held: true });
         }
     }
@@ -148,7 +148,7 @@ impl State {
 
     fn enqueue(&mut self, owner: Owner, push: fn(&mut VecDeque<Sender<Permit>>, Sender<Permit>)) -> Receiver<Permit> {
         let (sender, receiver) = oneshot::channel();
-        // One turn each, also for an owner whose waiting requests have all been given up.
+        // One turn for each owner, even if all its waiting requests have been given up.
         if !self.turns.contains(&owner) {
             self.turns.push_back(owner);
         }
@@ -157,13 +157,13 @@ impl State {
         receiver
     }
 
-    /// Takes a permit for whoever is next.
+    /// Takes a free permit for the owner that is next.
     fn next(&mut self, most: usize) -> Option<(Owner, Sender<Permit>)> {
         while self.free > 0 {
             let at = self.turns.iter().position(|owner| self.may_hold(owner, most))?;
             let owner = self.turns.remove(at)?;
             let state = self.owners.get_mut(&owner)?;
-            // Requests that were given up cost their owner no turn.
+            // Requests that were given up do not use up their owner's turn.
             let sender = std::iter::from_fn(|| state.waiting.pop_front()).find(|sender| !sender.is_closed());
             if !state.waiting.is_empty() {
                 self.turns.push_back(owner);
@@ -186,7 +186,7 @@ impl State {
         self.forget(owner);
     }
 
-    /// Forgets an owner that neither holds nor waits.
+    /// Forgets an owner that neither holds a permit nor waits for one.
     fn forget(&mut self, owner: Owner) {
         if self.owners.get(&owner).is_some_and(|state| state.held == 0 && state.waiting.is_empty()) {
             self.owners.remove(&owner);
@@ -198,7 +198,7 @@ impl State {
 mod tests {
     use std::future::Future;
     use std::pin::pin;
-    // The model has no part in what a test records.
+    // Not `crate::sync::Mutex`: what a test records is not part of the model.
     use std::sync::Mutex as Record;
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::task::{Context, Poll, Waker};
@@ -221,7 +221,7 @@ mod tests {
         }
     }
 
-    /// A permit that is free now.
+    /// Acquires a permit that is free now.
     fn now(gate: &FairGate, owner: Owner) -> Option<Permit> {
         poll(&mut Box::pin(gate.acquire(owner))).and_then(Result::ok)
     }
@@ -280,7 +280,7 @@ mod tests {
             assert_eq!(poll(&mut Box::pin(gate.acquire(A))).and_then(Result::err), Some(Full { waiting: 2 }));
             let mut other = Box::pin(gate.acquire(B));
             assert!(poll(&mut other).is_none());
-            // A request that was given up leaves its place.
+            // A request that was given up frees its place.
             waiting.pop();
             assert!(poll(&mut Box::pin(gate.acquire(A))).is_none());
             drop(waiting);
@@ -314,7 +314,7 @@ mod tests {
             let (mut gone, mut next) = (Box::pin(gate.acquire(B)), Box::pin(gate.acquire(C)));
             assert!(poll(&mut gone).is_none() && poll(&mut next).is_none());
             drop(held);
-            // It has been sent, but not received.
+            // The permit has been sent, but not received.
             drop(gone);
             assert!(poll(&mut next).is_some());
             assert!(is_forgotten(&gate));
@@ -376,7 +376,7 @@ mod tests {
             let threads = [A, A, B, C].map(|owner| {
                 let (gate, held) = (gate.clone(), Arc::clone(&held));
                 thread::spawn(move || {
-                    // Asks, and gives up.
+                    // Asks for a permit, and gives up.
                     drop(now(&gate, C));
                     let mut permit = block_on(gate.acquire(owner)).ok().unwrap();
                     work(&held, owner);

@@ -30,8 +30,8 @@ type LlamaEvents = Events<llamacpp::Event<'static>, LlamaError>;
 
 /// Complete a text
 ///
-/// OpenAI's format. With `session`, it is a turn of a stored conversation. Unsupported fields of other servers are
-/// refused if they would change the result, and ignored otherwise.
+/// OpenAI's format. With `session`, the request is a turn of a stored conversation. Unsupported fields of other servers
+/// are refused if they would change the result, and ignored otherwise.
 #[utoipa::path(
     post,
     path = "/v1/completions",
@@ -144,8 +144,8 @@ pub(super) async fn chat(
 /// Create a response
 ///
 /// OpenAI's Responses API. A later response can continue from a stored one at the cost of its new tokens only.
-/// `instructions` of an earlier response stay in effect, because the model has read them. Inputs are not stored. A call of a
-/// tool is an item of the output; the client sends its result as an item of the next input.
+/// `instructions` of an earlier response stay in effect, because the model has read them. Inputs are not stored. A tool
+/// call is an item of the output; the client sends its result as an item of the next input.
 #[utoipa::path(
     post,
     path = "/v1/responses",

@@ -1,15 +1,16 @@
-//! The memory that requests hold. That of log probabilities, repeated responses and the states of several texts is reserved
-//! before a request is queued, and held until they are written; that of bodies is reserved as they arrive.
+//! Limits the memory that requests hold. Memory for log probabilities, repeated responses and the states of several
+//! texts is reserved before a request is queued, and held until the response is written. Memory for bodies is reserved
+//! as they arrive.
 
 use super::error::ApiError;
 use super::shares::{Share, Shares};
 use crate::session::Owner;
 
-/// Bytes that all responses together may hold. One owner alone may hold half of them.
+/// Bytes that all responses together may hold. One owner may hold at most half of them.
 const ALL_BYTES: u64 = 256 << 20;
 
-/// Bytes of log probabilities that one response may hold: half of what one owner may, because a response that is stored for
-/// retries is held twice.
+/// Bytes of log probabilities that one response may hold: half of what one owner may hold, because a response that is
+/// stored for retries is held twice.
 pub(in crate::api) const MAX_BYTES: u64 = ALL_BYTES / 4;
 
 /// Bytes that the responses of one owner may hold while others hold none.
@@ -17,11 +18,11 @@ const MOST: u64 = ALL_BYTES / 2;
 
 /// What a response holds until it is written, in bytes.
 pub(super) struct Held {
-    /// Log probabilities.
+    /// Bytes of log probabilities.
     pub(super) listed: u64,
-    /// Whether it is stored for retries, and its log probabilities are held twice.
+    /// Whether the response is stored for retries, so that its log probabilities are held twice.
     pub(super) is_stored: bool,
-    /// States of several texts.
+    /// Bytes of the states of several texts.
     pub(super) states: u64,
 }
 
@@ -36,13 +37,14 @@ impl Default for ResponseMemory {
 }
 
 impl ResponseMemory {
-    /// Reserves memory for what a response of `owner` holds. More than an owner may ever hold is refused for good.
+    /// Reserves memory for what a response of `owner` holds. Refuses, as invalid, a response that needs more than an
+    /// owner may ever hold.
     pub(super) fn reserve_held(&self, owner: Owner, held: &Held) -> Result<Option<Share>, ApiError> {
         let bytes = held.listed * (1 + u64::from(held.is_stored)) + held.states;
         if bytes <= MOST {
             return self.reserve(owner, bytes);
         }
-        // Log probabilities alone take no more, even twice.
+        // Log probabilities alone stay within the limit, even if they are held twice.
         let message = format!(
             "n must be lower, or fewer log probabilities be listed: log probabilities ({} MiB{}) and the states of the texts \
              ({} MiB) are held until the response is written, and may have {} MiB together",
@@ -54,7 +56,7 @@ impl ResponseMemory {
         Err(ApiError::invalid(Some("n"), message))
     }
 
-    /// Reserves memory for a response of `owner`; `None` for one that needs none.
+    /// Reserves memory for a response of `owner`; returns `None` if it needs none.
     fn reserve(&self, owner: Owner, bytes: u64) -> Result<Option<Share>, ApiError> {
         if bytes == 0 {
             return Ok(None);
@@ -73,26 +75,26 @@ impl ResponseMemory {
         Ok(Some(share))
     }
 
-    /// Reserves memory to repeat a response. One that is larger than the part of an owner is repeated as well, if the
-    /// owner holds nothing else.
+    /// Reserves memory to repeat a stored response. A response that is larger than an owner's share is repeated, too,
+    /// if the owner holds nothing else.
     pub(super) fn reserve_repeated(&self, owner: Owner, bytes: usize) -> Result<Option<Share>, ApiError> {
         self.reserve(owner, (bytes as u64).min(MOST))
     }
 }
 
-/// Bytes that the bodies of all requests together may take. One owner alone may take half of them, which fits into what
-/// `ram.rs` leaves for the program and its bodies.
+/// Bytes that the bodies of all requests together may take. One owner may take at most half of them, which fits into
+/// what `ram.rs` leaves for the program and its bodies.
 const BODY_BYTES: u64 = 128 << 20;
 
-/// The least part of an owner, in bytes, that one body may exceed. No more than 16 owners at once can hold as much, so however many
-/// there are, no more bodies exceed their parts.
+/// The smallest share of an owner, in bytes, that a single body may exceed. At most 16 owners can hold this much at
+/// once, so however many owners there are, at most 16 bodies exceed their shares.
 const LEAST_PART: u64 = 8 << 20;
 
 /// The memory that bodies take from their first byte until they are parsed.
 #[derive(Clone)]
 pub(super) struct BodyMemory(Shares);
 
-/// What a body takes, until it is dropped.
+/// The memory that one body takes. Dropping it frees the memory.
 pub(super) struct BodyShare(Share);
 
 impl Default for BodyMemory {
@@ -102,15 +104,15 @@ impl Default for BodyMemory {
 }
 
 impl BodyMemory {
-    /// What a body of `owner` takes before its first byte: nothing.
+    /// Returns the share of a body of `owner` before its first byte, which is empty.
     pub(super) fn begin(&self, owner: Owner) -> BodyShare {
         BodyShare(self.0.empty(owner))
     }
 }
 
 impl BodyShare {
-    /// Reserves `bytes` more. A body that is larger than the part of its owner, such as a snapshot, is received while the owner
-    /// has no other.
+    /// Reserves `bytes` more. A body that is larger than its owner's share, such as a snapshot, is accepted if the
+    /// owner has no other body.
     pub(super) fn reserve(&mut self, bytes: u64) -> Result<(), ApiError> {
         self.0.grow(bytes, LEAST_PART).map_err(|left| {
             let message = format!(

@@ -19,7 +19,7 @@ tokio::task_local! {
     static ARRIVED: Instant;
 }
 
-/// When the current request arrived; now, outside of a request.
+/// Returns when the current request arrived, or the current time outside of a request.
 pub(super) fn arrived() -> Instant {
     ARRIVED.try_with(|arrived| *arrived).unwrap_or_else(|_| Instant::now())
 }
@@ -43,7 +43,7 @@ pub(super) async fn scrape(state: State<AppState>, headers: HeaderMap) -> Result
     Ok(exposition(state, headers).await)
 }
 
-/// The metrics, wherever they are served.
+/// Returns the metrics, for the API and for the admin address.
 pub(super) async fn exposition(State(state): State<AppState>, headers: HeaderMap) -> Response {
     let entries = state.models().map(Models::entries).unwrap_or_default();
     let instances: Vec<_> = entries.iter().map(|entry| entry.instance()).collect();
@@ -93,13 +93,13 @@ fn word(state: ModelState) -> &'static str {
     }
 }
 
-/// Counts the response to a request.
+/// Middleware that counts responses.
 pub(super) async fn count(State(state): State<AppState>, request: Request, next: Next) -> Response {
     let route = request.extensions().get::<MatchedPath>().cloned();
     let method = method(request.method());
     let response = ARRIVED.scope(Instant::now(), next.run(request)).await;
     let status = response.status();
-    // Clients choose paths, so only the patterns of routes are labels.
+    // Clients choose paths, so the label is the pattern of the route.
     let route = route.as_ref().map_or("other", MatchedPath::as_str).to_owned();
     state.metrics().count_response(&HttpLabels { route, method, status: status.as_u16() });
     if status.is_client_error() || status.is_server_error() {
@@ -109,7 +109,7 @@ pub(super) async fn count(State(state): State<AppState>, request: Request, next:
     response
 }
 
-/// The method's name; `other` for methods that HTTP does not define, which clients may invent.
+/// Returns the method's name, or `other` for methods that HTTP does not define, which clients may invent.
 fn method(method: &Method) -> &'static str {
     match *method {
         Method::GET => "GET",

@@ -1,4 +1,4 @@
-//! HTTP: requests in, JSON and server-sent events out. Only this module serialises.
+//! The HTTP API: requests in, JSON and server-sent events out.
 
 pub(crate) mod admin;
 mod auth;
@@ -48,12 +48,12 @@ pub use middleware::hosts::{AllowedHosts, HostName, HostNameError};
 pub use models::{Loader, ModelOptions, ModelSource};
 pub use state::{ApiOptions, AppState, Served};
 
-/// The pattern of every path, and the access that it needs.
+/// Returns the pattern of every path, with the access that it needs.
 pub fn paths() -> Vec<(String, Access)> {
     ROUTES.access.iter().map(|(path, access)| (path.clone(), *access)).collect()
 }
 
-/// Every route, with its middleware. Each layer wraps those before it.
+/// Builds the router with all routes and middleware. Each layer wraps the layers before it.
 pub(crate) fn router(state: AppState) -> Router {
     let options = state.options();
     let auth = Auth { state: state.clone(), access: &ROUTES.access };

@@ -8,7 +8,7 @@ use axum::response::{IntoResponse, Response};
 use super::openapi::Error;
 use super::service::unknown_path;
 
-/// The pages may load their own files and connect to this server, and nothing else.
+/// The content security policy: pages may load their own files and connect to this server, and nothing else.
 const POLICY: &str =
     "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; object-src 'none'";
 
@@ -52,7 +52,7 @@ const DOCS: [File; 2] =
 fn respond(kind: &'static str, contents: &'static str) -> Response {
     let headers = [
         (header::CONTENT_TYPE, kind),
-        // A cached page of an older build may not fit this server.
+        // A cached page of an older build may not match this server.
         (header::CACHE_CONTROL, "no-cache"),
         (header::CONTENT_SECURITY_POLICY, POLICY),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
@@ -124,7 +124,7 @@ pub(super) async fn docs_file(name: Result<Path<String>, PathRejection>, uri: Ur
     respond_file(&DOCS, &name, &uri)
 }
 
-/// The icon of the pages: none
+/// The pages' icon, which is empty
 ///
 /// Browsers always request it, and an empty response avoids an error in their console.
 #[utoipa::path(

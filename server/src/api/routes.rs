@@ -1,4 +1,4 @@
-//! Every route, with the access that it needs. A handler declares its path, method and schemas itself.
+//! Every route, with the access that it needs. Each handler declares its own path, method and schemas.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -16,15 +16,15 @@ use super::run::resume;
 use super::state::AppState;
 use super::{generation, metrics, pages, service, sessions};
 
-/// The routes, and the access to each path.
+/// The routes, and the access that each path needs.
 pub(super) struct Routes {
     pub(super) router: Router<AppState>,
     pub(super) access: BTreeMap<String, Access>,
-    /// The OpenAPI description of the routes, without what the model adds.
+    /// The OpenAPI description of the routes, without the parts that depend on the model.
     pub(super) description: Value,
 }
 
-/// Every route. Their description is put together once in the life of the program.
+/// The routes and their description, built once per process.
 pub(super) static ROUTES: LazyLock<Routes> = LazyLock::new(|| {
     let public = OpenApiRouter::new()
         .routes(routes!(pages::playground))
@@ -85,7 +85,7 @@ pub(super) static ROUTES: LazyLock<Routes> = LazyLock::new(|| {
     Routes { router, access, description }
 });
 
-/// A route under another path, with another operation id.
+/// Returns the route under another path, with another operation id.
 fn alias(
     path: &str,
     id: &str,

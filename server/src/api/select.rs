@@ -1,5 +1,5 @@
-//! Which of several models a request means: the one that it names, or the one of the session or stored response that it
-//! continues, or the first that its key may use.
+//! Selects the model for a request on a server with several: the model that the request names, else the model of the
+//! session or stored response that it continues, else the first model that its key may use.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use super::served::unknown_model;
 use super::state::AppState;
 use crate::session::{ResponseId, SessionId};
 
-/// Extracts the state for the model that a request's path or query means.
+/// An extractor for the state bound to the model that a request's path or query selects.
 pub(in crate::api) struct Model(pub(in crate::api) AppState);
 
 impl FromRequestParts<AppState> for Model {
@@ -38,13 +38,13 @@ impl FromRequestParts<AppState> for Model {
     }
 }
 
-/// The model in a query.
+/// The `model` parameter of a query.
 #[derive(Deserialize)]
 struct NamedQuery {
     model: Option<String>,
 }
 
-/// The fields of a body that say which model it means. What is wrong with a body is found when it is parsed.
+/// The fields of a body that select the model. Errors in a body are reported later, when it is parsed.
 #[derive(Default, Deserialize)]
 struct NamedBody {
     model: Option<Field>,
@@ -67,7 +67,8 @@ fn text(field: Option<&Field>) -> Option<&str> {
 }
 
 impl AppState {
-    /// The state for the model that a body of JSON means. Its engine may have to be started.
+    /// Returns the state bound to the model that a JSON body selects. Its engine may still have to be started, by
+    /// [`Self::awake`].
     pub(in crate::api) async fn for_body(&self, body: &Bytes) -> Result<Self, ApiError> {
         let Some(models) = self.models() else { return check_only(self).map(|()| self.clone()) };
         models.check_open()?;
@@ -81,7 +82,7 @@ impl AppState {
         bind(self, models, text(model.as_ref()), found).await
     }
 
-    /// The same state once the model's engine takes requests.
+    /// Returns the state once the model's engine takes requests, and starts the engine if necessary.
     pub(in crate::api) async fn awake(self) -> Result<Self, ApiError> {
         let (Some(models), Some(instance)) = (self.models(), self.instance()) else { return Ok(self) };
         if !instance.is_asleep() {
@@ -89,24 +90,25 @@ impl AppState {
         }
         let name = &instance.served.name;
         let entry = models.named(name).ok_or_else(|| unknown_model(name, &[], Some("model")))?;
-        // Requests that wait hold their bodies in memory.
+        // Waiting requests hold their bodies in memory, so their number is limited.
         let _permit = self.waiters().enter(owner::current())?;
         models.awake(&entry).await.map(|instance| self.bound(instance))
     }
 
-    /// The state for the default model, whether or not its engine runs.
+    /// Returns the state bound to the default model, whether or not its engine runs.
     pub(in crate::api) fn for_default(&self) -> Self {
         let first = self.models().and_then(|models| models.entries().into_iter().find_map(|entry| entry.instance()));
         first.map_or_else(|| self.clone(), |instance| self.bound(instance))
     }
 }
 
-/// Whether the request's key may use the only model.
+/// Refuses a request whose key may not use the only model.
 fn check_only(state: &AppState) -> Result<(), ApiError> {
     state.instance().map_or(Ok(()), |only| context::check_model(&only.served.name))
 }
 
-/// The model that has a session or stored response of the caller. Stores are open whether or not their models are loaded.
+/// Returns the model that has the caller's session or stored response `id`. Stores are open whether or not their models
+/// are loaded.
 async fn of_conversation(models: &Models, id: &str) -> Option<Arc<Entry>> {
     let owner = owner::current();
     let (session, response) = (SessionId::parse(id), ResponseId::parse(id));
@@ -125,7 +127,8 @@ async fn of_conversation(models: &Models, id: &str) -> Option<Arc<Entry>> {
     None
 }
 
-/// The state for the model that is `named`, or else of the conversation that was `found`, or else the default one.
+/// Returns the state bound to the model that is `named`, else to the model of the conversation that was `found`, else
+/// to the default model.
 async fn bind(
     state: &AppState,
     models: &Models,
@@ -160,12 +163,12 @@ async fn bind(
     if let Some(instance) = models.used(&entry) {
         return Ok(state.bound(instance));
     }
-    // It could not be opened when the server started.
+    // The model could not be opened when the server started.
     let _permit = state.waiters().enter(owner::current())?;
     models.awake(&entry).await.map(|instance| state.bound(instance))
 }
 
-/// Whether two models have the same files, and so the same sessions.
+/// Whether two models have the same fingerprint, and so the same sessions.
 fn have_one_store(one: &Arc<Entry>, other: &Arc<Entry>) -> bool {
     let fingerprint = |entry: &Arc<Entry>| entry.instance().map(|instance| instance.served.codec.fingerprint.clone());
     Arc::ptr_eq(one, other) || (fingerprint(one).is_some() && fingerprint(one) == fingerprint(other))

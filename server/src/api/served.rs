@@ -1,4 +1,4 @@
-//! A model that is being served: what requests need of it besides its sessions.
+//! A model that is being served: everything that requests need of it, except its sessions.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::text::{ChatTemplate, Grammars, Tokenizer};
 pub struct Served {
     /// The name that requests may give as `model`.
     pub name: String,
-    /// Whether it answers to every other name as well.
+    /// Whether it also answers to every other name.
     pub any_name: bool,
     /// When it was loaded, in seconds since 1970.
     pub created: u64,
@@ -37,7 +37,7 @@ pub struct Served {
     pub codec: Arc<Codec>,
     /// Size of one sequence's state in bytes.
     pub state_bytes: u64,
-    /// What the model takes of the process's memory.
+    /// How much of the process's memory the model takes.
     pub memory: ModelMemory,
     /// The prefix cache.
     pub prefixes: Arc<PrefixIndex>,
@@ -51,7 +51,7 @@ impl Served {
         self.limits.sources.is_some()
     }
 
-    /// Refuses requests for another model.
+    /// Refuses a request that names another model.
     pub(super) fn check_name(&self, name: &str, param: Option<&str>) -> Result<(), ApiError> {
         if name == self.name || self.any_name {
             return Ok(());
@@ -60,10 +60,10 @@ impl Served {
     }
 }
 
-/// Most names of models in a message.
+/// Most model names that an error message lists.
 const LISTED: usize = 20;
 
-/// A request for a model that the server does not have; it has `names`.
+/// Creates the error for a model that the server does not have. The message lists `names`, the models that it has.
 pub(super) fn unknown_model(name: &str, names: &[&str], param: Option<&str>) -> ApiError {
     let listed: Vec<String> = names.iter().take(LISTED).map(|name| format!("`{name}`")).collect();
     let more = if names.len() > LISTED { ", …" } else { "" };

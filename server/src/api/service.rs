@@ -1,4 +1,4 @@
-//! Models, health and readiness; the responses to unknown paths and methods.
+//! The routes for models, health and readiness, and the responses to unknown paths and methods.
 
 use std::sync::Arc;
 
@@ -21,8 +21,8 @@ use crate::session::Store;
 
 literals!(ListKind = "list", ModelKind = "model", HealthStatus = "ok", ReadyStatus = "ready");
 
-/// What a model does at the moment. One that is unloaded is loaded by the next request for it. One that failed could not be
-/// loaded: the log has the reason, and a request tries again after a pause.
+/// The state of a model. The next request for an unloaded model loads it. A failed model could not be loaded: the log
+/// has the reason, and a request tries again after a pause.
 #[derive(Clone, Copy, Serialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 #[schema(as = ModelState)]
@@ -38,12 +38,12 @@ enum LoadState {
 pub(super) struct Model {
     id: String,
     object: ModelKind,
-    /// When it was loaded, or the server started, in seconds since 1970.
+    /// When the model was loaded, or else when the server started, in seconds since 1970.
     created: u64,
     owned_by: &'static str,
     #[schema(inline)]
     state: LoadState,
-    /// Of an encoder-decoder, whose prompts are sources to translate: tokens of the longest source.
+    /// The longest source in tokens. Only for an encoder-decoder, whose prompts are sources to translate.
     #[serde(skip_serializing_if = "Option::is_none")]
     max_source_tokens: Option<usize>,
 }
@@ -60,7 +60,7 @@ impl Model {
         }
     }
 
-    /// One of several models.
+    /// Describes one of several models.
     fn of(entry: &Entry, registry: &Registry) -> Self {
         let state = match entry.state() {
             ModelState::Loaded => LoadState::Loaded,
@@ -74,7 +74,7 @@ impl Model {
     }
 }
 
-/// The models that are served, the default one first; those that the API key may use.
+/// The served models that the API key may use, the default one first.
 #[derive(Serialize, ToSchema)]
 pub(super) struct Models {
     object: ListKind,
@@ -161,7 +161,7 @@ pub(super) async fn alive() -> Json<Health> {
     Json(Health { status: HealthStatus })
 }
 
-/// Check that the model, the default one of several, is loaded and takes requests
+/// Check that the default model is loaded and takes requests
 #[utoipa::path(
     get,
     path = "/health",
@@ -186,7 +186,8 @@ pub(super) async fn ready(State(state): State<AppState>) -> Result<Json<Readines
     readiness(&state).map(|()| Json(Readiness { status: ReadyStatus }))
 }
 
-/// Refuses if the model, the default one of several, takes no requests. One that was unloaded for others does.
+/// Fails if the only or default model takes no requests. A default model that was unloaded to make room for others
+/// counts as taking requests.
 fn takes_requests(state: &AppState) -> Result<(), ApiError> {
     match state.models() {
         Some(models) => models.check_ready(),
@@ -194,14 +195,14 @@ fn takes_requests(state: &AppState) -> Result<(), ApiError> {
     }
 }
 
-/// Why the server is not ready, if it is not.
+/// Checks that the server is ready, and returns the reason if it is not.
 pub(super) fn readiness(state: &AppState) -> Result<(), ApiError> {
     takes_requests(state)?;
     let stores = match state.models() {
         Some(models) => models.all_stores(),
         None => state.store().ok().cloned().into_iter().collect(),
     };
-    // Only here: requests that store nothing still work.
+    // Only readiness checks the stores: requests that store nothing still work.
     if let Some(failure) = stores.iter().find_map(Store::failure) {
         let message = format!("sessions cannot be stored: {failure}");
         return Err(ApiError::server(StatusCode::SERVICE_UNAVAILABLE, "store_unavailable", message));
@@ -209,25 +210,25 @@ pub(super) fn readiness(state: &AppState) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// The response to an unknown path.
+/// Handles a request for an unknown path.
 pub(super) async fn not_found(request: Request) -> ApiError {
     let path = request.uri().path();
     let nearest = request.extensions().get::<Arc<Description>>().and_then(|routes| routes.nearest(path));
     unknown_path(path, nearest)
 }
 
-/// An error about a path that has no route; perhaps the client meant `nearest`.
+/// Creates the error for a path without a route. The message suggests the route `nearest`, if there is one.
 pub(super) fn unknown_path(path: &str, nearest: Option<&str>) -> ApiError {
     let nearest = nearest.map_or_else(String::new, |route| format!("; the nearest is {route}"));
     ApiError::request(StatusCode::NOT_FOUND, None, Some("not_found"), format!("no route matches {path}{nearest}"))
 }
 
-/// The response to a method that the path does not support.
+/// Handles a request with a method that the path does not support.
 pub(super) async fn method_not_allowed(request: Request) -> ApiError {
     let path = request.extensions().get::<MatchedPath>().map(MatchedPath::as_str);
     let routes = request.extensions().get::<Arc<Description>>();
     let methods = path.zip(routes).map(|(path, routes)| routes.methods(path));
-    // The admin address has no description, and nothing but GET.
+    // The admin address has no description, and only GET routes.
     let methods = methods.unwrap_or_else(|| "GET, HEAD".into());
     let message = format!("{} is not allowed here; this path takes {methods}", request.method());
     ApiError::request(StatusCode::METHOD_NOT_ALLOWED, None, Some("method_not_allowed"), message)

@@ -1,12 +1,12 @@
-//! What the requests of all owners hold of something that is limited, such as memory or places to wait. An owner may hold half
-//! of what the others leave: a few cannot keep out those that hold nothing.
+//! Divides something limited, such as memory or places to wait, between owners. An owner may hold half of what the
+//! others leave, so a few owners cannot shut out those that hold nothing.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::session::Owner;
 
-/// What there is of one thing, and what each owner holds of it.
+/// A limited amount of something, and how much of it each owner holds.
 #[derive(Clone)]
 pub(in crate::api) struct Shares(Arc<Tally>);
 
@@ -15,24 +15,24 @@ struct Tally {
     held: Mutex<HashMap<Owner, u64>>,
 }
 
-/// What a request holds, until it is dropped.
+/// What one request holds. Dropping it gives it back.
 pub(in crate::api) struct Share {
     shares: Shares,
     owner: Owner,
     amount: u64,
 }
 
-/// Too little is left for an owner.
+/// The error of a request that needs more than its owner may hold now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::api) struct TooLittle {
     /// What the owner holds.
     pub(in crate::api) held: u64,
-    /// What it may hold now.
+    /// What the owner may hold now.
     pub(in crate::api) most: u64,
 }
 
 impl Shares {
-    /// Shares of `total`, of which one owner alone may hold half.
+    /// Creates shares of `total`, of which one owner alone may hold half.
     pub(in crate::api) fn new(total: u64) -> Self {
         Self(Arc::new(Tally { total, held: Mutex::default() }))
     }
@@ -44,7 +44,7 @@ impl Shares {
         Ok(share)
     }
 
-    /// A share of `owner` that holds nothing yet.
+    /// Returns a share of `owner` that holds nothing yet.
     pub(in crate::api) fn empty(&self, owner: Owner) -> Share {
         Share { shares: self.clone(), owner, amount: 0 }
     }
@@ -56,19 +56,21 @@ impl Shares {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<Owner, u64>> {
-        // Nothing panics while it holds the lock.
+        // No code panics while holding this lock.
         self.0.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Share {
-    /// Takes `more` as well. A request that holds all that its owner holds is not refused while the owner's part is at least
-    /// `least`: it takes the whole part instead, so that what is larger than a part is possible alone.
+    /// Takes `more` in addition. If that exceeds the owner's limit, an owner's only share is not refused while the
+    /// limit is at least `least`: it takes all that the limit leaves instead. So a request that needs more than the
+    /// limit is possible if its owner has no other.
     pub(in crate::api) fn grow(&mut self, mut more: u64, least: u64) -> Result<(), TooLittle> {
         let mut all = self.shares.lock();
         let held = all.get(&self.owner).copied().unwrap_or(0);
         let others = all.values().sum::<u64>() - held;
-        // Never less than zero: each owner has been given a part of what was left. The last one may be taken.
+        // The difference is never negative, because each owner was given a part of what was left. Rounding up lets the
+        // last unit be taken.
         let most = self.shares.0.total.saturating_sub(others).div_ceil(2);
         if held.saturating_add(more) > most {
             if held > self.amount || most < least {

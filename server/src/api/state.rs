@@ -37,20 +37,20 @@ const MAX_COMPILING: usize = 256;
 pub struct ApiOptions {
     /// Largest request body in bytes.
     pub max_body_bytes: usize,
-    /// Pause in a stream after which a comment keeps the connection alive.
+    /// Idle time in a stream after which a comment keeps the connection alive.
     pub keep_alive: Duration,
     /// Time limit for receiving a request body.
     pub body_limit: Duration,
     /// Most bytes of text in a response that is not streamed.
     pub max_text_bytes: usize,
-    /// Time limit for generating, including the wait for a slot; the text then ends early. A turn of a session always
-    /// reads its whole prompt.
+    /// Time limit for generation, including the wait for a slot. When it passes, the text ends early. A turn of a
+    /// session always reads its whole prompt.
     pub max_time: Option<Duration>,
     /// Origins whose pages may read responses (CORS).
     pub cors: Vec<Origin>,
-    /// The hosts under which the server answers.
+    /// The host names that the server accepts.
     pub hosts: AllowedHosts,
-    /// Whether metrics are served at the admin address, and not with the API.
+    /// Whether metrics are served at the admin address instead of with the API.
     pub metrics_at_admin: bool,
 }
 
@@ -73,25 +73,25 @@ impl Default for ApiOptions {
 #[derive(Clone)]
 pub struct AppState {
     inner: Arc<Inner>,
-    /// The model of the request; none where that is not known yet, and on a server with one model.
+    /// The model of the request; `None` if it is not known yet, and on a server with one model.
     model: Option<Arc<Instance>>,
 }
 
 struct Inner {
     options: ApiOptions,
     api_keys: ActiveKeys,
-    /// The model of a server that has one.
+    /// The model of a server that has only one.
     only: OnceLock<Arc<Instance>>,
-    /// Its sessions, which are open before it is served.
+    /// The sessions of the only model, opened before it is served.
     store: OnceLock<Store>,
     /// The models of a server that may have several.
     models: OnceLock<Models>,
     draining: AtomicBool,
-    /// Permits to parse and tokenize requests: one per core for an owner, and one more for the others.
+    /// Permits to parse and tokenize requests. One owner may hold one per core; one more is left for the others.
     readers: FairGate,
-    /// The same for long ones, which run at a lower priority: one for every other core for an owner.
+    /// Permits for long requests, which run at a lower priority. One owner may hold one for every two cores.
     long_readers: FairGate,
-    /// Permits to compile grammars, one for each owner.
+    /// Permits to compile grammars. Each owner may hold one.
     compilers: FairGate,
     waiters: Waiters,
     response_memory: ResponseMemory,
@@ -114,7 +114,7 @@ impl Drop for RunGuard {
 }
 
 impl AppState {
-    /// The state of a server that has no model yet: alive, but not ready.
+    /// Creates the state of a server that has no model yet: alive, but not ready.
     pub fn new(options: ApiOptions) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
         let half = cores.div_ceil(2);
@@ -148,8 +148,8 @@ impl AppState {
         Self { inner: Arc::new(inner), model: None }
     }
 
-    /// Requires one of `keys` from now on, in place of earlier ones, and ends the running requests of keys that are no
-    /// longer among them. Call it before serving: without keys, every request is allowed.
+    /// Requires one of `keys` from now on, in place of earlier keys, and ends the running requests of keys that are no
+    /// longer valid. Call it before serving: without keys, every request is allowed.
     pub fn set_api_keys(&self, keys: Keys) {
         self.inner.api_keys.set(keys);
         self.expect_tenants();
@@ -210,18 +210,18 @@ impl AppState {
         let store = self.inner.store.get().cloned();
         let only = self.inner.only.get_or_init(|| Arc::new(Instance::only(served, store)));
         self.expect_tenants();
-        // Of this and `drain`, the later one sees the effect of the earlier.
+        // Whichever of this and `drain` runs later sees the effect of the other.
         if self.inner.draining.load(Ordering::SeqCst) {
             only.served.engine.drain();
         }
         &only.served
     }
 
-    /// Starts serving these models, of which there must be at least one and whose names must differ; the first is the
-    /// default. Returns once each has been opened. Later calls have no effect.
+    /// Starts serving several models; the first is the default. There must be at least one, and their names must
+    /// differ. Returns once each has been opened. Later calls have no effect.
     ///
     /// # Errors
-    /// The default model cannot be loaded. The reasons of others are in the log.
+    /// The default model cannot be loaded. Failures of other models are only logged.
     pub async fn serve_models(
         &self,
         sources: Vec<ModelSource>,
@@ -236,8 +236,8 @@ impl AppState {
         models.start().await.map_err(|error| error.message().to_owned())
     }
 
-    /// Takes another list of models, and returns the names of those that were loaded because they are new or their
-    /// folder has changed. Running requests end with the model that they began with.
+    /// Replaces the list of models, and returns the names of those that were loaded because they are new or their
+    /// folder has changed. Running requests finish with the model that they began with.
     pub async fn reload_models(&self, sources: Vec<ModelSource>) -> Vec<String> {
         match self.inner.models.get() {
             Some(models) => models.reload(sources).await,
@@ -245,7 +245,7 @@ impl AppState {
         }
     }
 
-    /// Waits until the engines of several models have ended. Call [`Self::drain`] first.
+    /// Waits until the engines of a server with several models have ended. Call [`Self::drain`] first.
     pub async fn engines_ended(&self) {
         if let Some(models) = self.inner.models.get() {
             models.ended().await;
@@ -257,7 +257,7 @@ impl AppState {
         self.inner.models.get()
     }
 
-    /// The state for requests to this model.
+    /// Returns the state bound to this model.
     pub(super) fn bound(&self, model: Arc<Instance>) -> Self {
         Self { inner: Arc::clone(&self.inner), model: Some(model) }
     }
@@ -279,7 +279,7 @@ impl AppState {
         }
     }
 
-    /// Whether the server shuts down.
+    /// Whether the server is shutting down.
     pub(super) fn is_draining(&self) -> bool {
         self.inner.draining.load(Ordering::SeqCst)
     }
@@ -312,13 +312,13 @@ impl AppState {
         &self.inner.in_flight
     }
 
-    /// The session store of the model, if there is one.
+    /// Returns the session store of the model, or an error if there is none.
     pub(super) fn store(&self) -> Result<&Store, ApiError> {
         let store = self.instance().and_then(|instance| instance.store.as_ref());
         if let Some(store) = store.or_else(|| self.inner.store.get()) {
             return Ok(store);
         }
-        // The store comes before the model, so there may still be one.
+        // Without a model yet, a store may still be opened: the error is then that the model is loading.
         self.loaded()?;
         let message = "this server has no session store";
         Err(ApiError::server(StatusCode::NOT_IMPLEMENTED, "no_store", message))
@@ -348,7 +348,7 @@ impl AppState {
         &self.inner.active_runs
     }
 
-    /// Waits for a permit to parse a request, which takes long or not.
+    /// Waits for a permit to parse a request; `long` says whether that takes long.
     pub(super) async fn reader(&self, long: bool) -> Result<Permit, ApiError> {
         let full = |Full { waiting }| {
             let message = format!("{waiting} requests of yours already wait to be read");
@@ -367,7 +367,7 @@ impl AppState {
         self.inner.compilers.acquire(owner::current()).await.map_err(full)
     }
 
-    /// The model, even while it takes no requests.
+    /// Returns the model, even while it takes no requests.
     pub(super) fn loaded(&self) -> Result<&Arc<Served>, ApiError> {
         match self.instance() {
             Some(instance) => Ok(&instance.served),
@@ -375,7 +375,7 @@ impl AppState {
         }
     }
 
-    /// The model, if it takes requests. The engine of one of several may have to be started for them.
+    /// Returns the model, if it takes requests. With several models, its engine may still have to be started.
     pub(super) fn ready(&self) -> Result<&Arc<Served>, ApiError> {
         let unavailable = |code, message| Err(ApiError::server(StatusCode::SERVICE_UNAVAILABLE, code, message));
         if self.is_draining() {

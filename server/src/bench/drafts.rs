@@ -1,5 +1,5 @@
-//! `bench --draft`: texts that are written with drafts, and the same texts without, in turn. The engine writes them, with
-//! sampling: what is measured is what a request would see, without HTTP.
+//! `bench --draft`: generates texts alternately with and without draft tokens. The engine generates them, with
+//! sampling, so the measured speed is what a request would see, without HTTP.
 
 mod texts;
 
@@ -24,10 +24,10 @@ use super::runner;
 use crate::cli::{BenchArgs, BenchOutput};
 use texts::{Text, texts};
 
-/// Slots of an engine: one text is written at a time.
+/// Number of slots of an engine: one text is generated at a time.
 const SLOTS: usize = 1;
 
-/// One text of one model.
+/// The results for one text and one model.
 #[derive(Clone, Debug, Serialize)]
 struct Row {
     shape: String,
@@ -35,15 +35,15 @@ struct Row {
     draft_model: Option<String>,
     threads: usize,
     text: &'static str,
-    /// Tokens that are measured, after the first one.
+    /// Number of measured tokens: all but the first.
     tokens: usize,
     rounds: usize,
-    /// Tokens per second.
+    /// Tokens per second without and with drafts.
     without: Rates,
     with: Rates,
-    /// Of the medians.
+    /// The ratio of the medians, with drafts to without.
     ratio: f64,
-    /// Drafts that the model has read, in all rounds, and those that the texts have kept.
+    /// In all rounds, the draft tokens that the model has read and those that it accepted.
     drafted: usize,
     accepted: usize,
 }
@@ -55,7 +55,8 @@ struct Rates {
     most: f64,
 }
 
-/// Measures every model of the plan with every text, and prints. folder: of the tokenizer where models have random weights
+/// Measures every model of the plan with every text, and prints the results. Models with random weights use the
+/// tokenizer in `folder`.
 pub(super) fn run(args: &BenchArgs, plan: &Plan, folder: &Path) -> Result<()> {
     ensure!(
         matches!(plan.device, OpenDevice::Cpu),
@@ -84,7 +85,7 @@ fn measure(args: &BenchArgs, plan: &Plan, (subject, folder): (&Subject, &Path), 
     let decoder = runner::on_cpu(subject)?;
     ensure!(decoder.speculates(), "--draft: {} reads no drafts", about.mixer);
     let vocab_size = decoder.config().vocab_size;
-    // Of another model, if the weights are random. No token ends a text here.
+    // With random weights, these are the text files of another model. No token ends a text here.
     let text = TextFiles::load(folder, None, vocab_size, &[])?;
     let writes = matches!(subject, Subject::Checkpoint { .. });
     let lengths = (plan.prompt, plan.steps);
@@ -103,7 +104,7 @@ fn measure(args: &BenchArgs, plan: &Plan, (subject, folder): (&Subject, &Path), 
     let with = Engine::start(runner::on_cpu(subject)?, plan, rules(), drafters, vocab_size)?;
     for (name, text) in &texts {
         let (mut rates, mut drafted, mut accepted) = ([const { Vec::new() }; 2], 0, 0);
-        // The first round fills caches, and measures what drafts cost.
+        // The first round warms up caches and lets the engine measure the cost of drafts. It is not counted.
         for round in 0..=plan.rounds {
             progress(&format!("{} in {}, {name}: round {round} of {}", about.shape, about.weights, plan.rounds));
             let (first, plain, _) = without.write(text, lengths, round)?;
@@ -154,7 +155,7 @@ impl Engine {
         Ok(Self { handle, _thread: thread, limits })
     }
 
-    /// Writes a text: its tokens, how many per second came after the first, and how it ended.
+    /// Generates a text. Returns its tokens, the tokens per second after the first one, and how the text ended.
     fn write(&self, text: &Text, lengths: (usize, usize), round: usize) -> Result<(Vec<u32>, f64, Finish)> {
         let request = Request::new(text.request(lengths, round as u64), &self.limits)?;
         let mut stream = self.handle.submit(request)?;
@@ -178,7 +179,7 @@ fn markdown(rows: &[Row]) -> String {
     let mut text = String::new();
     let Some(Row { shape, tokens, rounds, threads, draft_model, .. }) = rows.first() else { return text };
     let by = draft_model.as_ref().map_or(String::new(), |model| format!(" and by {model}"));
-    // Writing to a string does not fail.
+    // Writing to a string cannot fail.
     let _ = writeln!(
         text,
         "{shape}: tokens per second of one text of {tokens} tokens, without drafts and with drafts by lookup{by}; threads: \

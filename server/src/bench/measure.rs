@@ -1,4 +1,4 @@
-//! Models with their states at each depth, and the measurement of a case.
+//! The models with their states at each depth, and the measurement of a case.
 
 use std::io::{IsTerminal, Write};
 use std::path::Path;
@@ -14,12 +14,12 @@ use super::plan::{Case, Kind, Plan, Subject};
 use super::runner::{self, Runner};
 use crate::cli::{MixerArg, word};
 
-/// Tokens of one prefill call on the way to a depth.
+/// Tokens per prefill call on the way to a depth.
 const CHUNK: usize = 512;
-/// Least time between two progress messages.
+/// Minimum time between two progress messages.
 const PROGRESS: Duration = Duration::from_millis(200);
 
-/// What a report says about a model.
+/// What the report says about a model.
 pub(super) struct About {
     /// The name of the shape or of the checkpoint's folder.
     pub(super) shape: String,
@@ -27,7 +27,7 @@ pub(super) struct About {
     pub(super) mixer: String,
     pub(super) parameters: u64,
     vocab_size: usize,
-    /// `None` for a family that only candle has.
+    /// `None` for a model family that only candle supports.
     pub(super) config: Option<DecoderConfig>,
 }
 
@@ -80,7 +80,7 @@ pub(super) struct Model {
     pub(super) about: About,
     pub(super) runner: Box<dyn Runner>,
     pub(super) past: Past,
-    /// The logits of the last step; reused, so that no step allocates.
+    /// The logits of the last step, reused so that no step allocates.
     logits: Vec<f32>,
 }
 
@@ -137,7 +137,7 @@ impl Model {
         let clock;
         let tokens = match case.kind {
             Kind::Decode { rows } => {
-                // Different tokens, so that the rows' states differ.
+                // The tokens differ, so that the states of the rows differ.
                 let tokens = ids(depth, rows, vocab);
                 runner.decode(lane, &tokens, &slots, &mut self.logits)?;
                 clock = Instant::now();
@@ -157,7 +157,7 @@ impl Model {
     }
 }
 
-/// Reads to the greatest depth, and exports the state at each depth on the way.
+/// Reads tokens up to the greatest depth, and exports the state at each depth on the way.
 fn read(
     runner: &mut dyn Runner,
     lane: usize,
@@ -185,9 +185,9 @@ fn read(
     Ok(Past::Read(states))
 }
 
-/// The type of a checkpoint's output head, and so of most of its weights.
+/// Returns the type of a checkpoint's output head, which is the type of most of its weights.
 fn own_weights(stored: &Stored) -> String {
-    // Without a head of its own it is the embedding, which families name differently.
+    // If the head is tied to the embedding, look at the embedding, which families name differently.
     let head = if stored.config().tie_word_embeddings { ".embed" } else { "lm_head." };
     stored
         .tensors()
@@ -195,13 +195,13 @@ fn own_weights(stored: &Stored) -> String {
         .map_or_else(String::new, |tensor| tensor.kind.to_string())
 }
 
-/// The name of the folder.
+/// Returns the name of the folder.
 fn name_of(folder: &Path) -> String {
     let whole = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
     whole.file_name().map_or_else(|| folder.display().to_string(), |name| name.to_string_lossy().into_owned())
 }
 
-/// `count` token ids, from position `from` of a text without a pattern.
+/// Returns `count` token ids, starting at position `from` of a text without a pattern.
 fn ids(from: usize, count: usize, vocab: usize) -> Vec<u32> {
     let id = |i: usize| ((i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) % vocab as u64;
     (from..from + count).map(|i| id(i) as u32).collect()
@@ -211,7 +211,7 @@ fn ids(from: usize, count: usize, vocab: usize) -> Vec<u32> {
 pub(super) fn progress(text: &str) {
     let mut out = std::io::stderr().lock();
     if out.is_terminal() {
-        // Progress that cannot be shown does not matter.
+        // It does not matter if progress cannot be shown.
         let _ = write!(out, "\r\x1b[K{text}").and_then(|()| out.flush());
     }
 }

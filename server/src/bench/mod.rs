@@ -1,8 +1,8 @@
 //! `tidegate bench`: tokens per second on this machine, at any depth, by device, weight type, mixer, threads and rows.
 //!
-//! `plan` lists what is measured, `runner` runs the models, `past` makes their states at each depth, `measure` takes the
-//! times, `roofline` measures the machine's limits, `report` writes lines and tables. `drafts` is another benchmark: of texts, which the
-//! engine writes.
+//! `plan` lists what to measure, `runner` runs the models, `past` makes their states at each depth, `measure` takes the
+//! times, `roofline` measures the machine's limits, and `report` prints lines and tables. `drafts` is a separate
+//! benchmark: it measures the engine as it generates texts.
 
 mod drafts;
 mod measure;
@@ -26,13 +26,13 @@ use plan::Plan;
 use report::Row;
 use roofline::MachineLimits;
 
-/// Measures and prints. `default` gives the model's folder if the command line names none.
+/// Measures and prints. `default` returns the folder of the default model, for a command line that names none.
 pub(crate) fn run(args: &BenchArgs, default: impl FnOnce() -> Result<PathBuf>) -> Result<()> {
     let (device, model) = match (args.shape, &args.model) {
         (Some(_), _) => {
             let own = args.backend != BackendChoice::Candle;
             ensure!(own, "--shape: random weights are for our own kernels; --backend candle measures a --model");
-            // Texts of random weights take another model's tokenizer.
+            // Models with random weights use another model's tokenizer.
             (args.device.open()?, if args.draft { default()? } else { PathBuf::new() })
         }
         (None, model) => {
@@ -70,7 +70,7 @@ fn measure(plan: &Plan) -> Result<Vec<Row>> {
     Ok(rows.map(|(case, rates)| Row::new(plan, case, &models[case.subject], rates, &limits)).collect())
 }
 
-/// Fails if the system provides fewer threads: the results state their number.
+/// Creates the thread pool. Fails if the system provides fewer threads, because the results state their number.
 fn threads(count: usize) -> Result<Arc<Threads>> {
     let threads = Threads::new(count);
     ensure!(threads.count() == count, "--threads: the system cannot start {count} threads");

@@ -1,25 +1,25 @@
-//! The states of rows at a depth: computed by the model, or random numbers if the state is a cache of keys and values. To
-//! prefill a long cache would take minutes, and the time of a step does not depend on the numbers.
+//! The states of rows at a depth. They are computed by the model, or random if the state is a key-value cache:
+//! prefilling a long cache would take minutes, and the time of a step does not depend on the numbers.
 
 use anyhow::{Result, bail};
 use tidegate_model::{DecoderConfig, StateType};
 
 /// States by depth.
 pub(super) enum Past {
-    /// Computed by the model, one for each depth.
+    /// States computed by the model, one per depth.
     Read(Vec<Vec<f32>>),
     /// Random keys and values for the greatest depth; smaller depths use the first of them.
     Random(Vec<f32>),
 }
 
 impl Past {
-    /// A random state of `depth` tokens.
+    /// Creates a random state of `depth` tokens.
     pub(super) fn random(config: &DecoderConfig, depth: usize) -> Self {
         let layout = config.state_layout();
         let (window, d) = (config.sliding_window.unwrap_or(1), config.head_dim);
         let mut numbers = vec![0.0; layout.numbers()];
         let (memories, tails) = numbers.split_at_mut(layout.memory());
-        // Entries that no token has reached stay untouched, and use no memory.
+        // Entries that no token has reached stay untouched, so they use no memory.
         let reached = memories.chunks_exact_mut(window * d).flat_map(|rows| &mut rows[..depth.min(window) * d]);
         let mut state = 1u64;
         for number in reached.chain(tails) {
@@ -29,7 +29,7 @@ impl Past {
         Self::Random(numbers)
     }
 
-    /// The state at this index of the plan's depths.
+    /// Returns the state at this index of the plan's depths.
     pub(super) fn at(&self, depth: usize) -> &[f32] {
         match self {
             Self::Read(states) => &states[depth],
@@ -37,7 +37,7 @@ impl Past {
         }
     }
 
-    /// Its name in a report.
+    /// Returns the name of the variant in a report.
     pub(super) fn word(&self) -> &'static str {
         match self {
             Self::Read(_) => "read",
@@ -46,15 +46,15 @@ impl Past {
     }
 }
 
-/// Counts the memory that caches will fill. The system provides it only as they fill, so without this count a measurement
-/// could run out of memory.
+/// Counts the memory that key-value caches will fill. The system provides it only as they fill, so without this count a
+/// measurement could run out of memory.
 #[derive(Default)]
 pub(super) struct MemoryBudget {
     reserved: u64,
 }
 
 impl MemoryBudget {
-    /// Reserves what `rows` rows and one [`Past`] will fill.
+    /// Reserves the memory that `rows` rows and one [`Past`] will fill.
     pub(super) fn reserve(&mut self, config: &DecoderConfig, state: StateType, rows: u64) -> Result<()> {
         let row = match state {
             StateType::F32 => config.state_bytes() as u64,
@@ -73,7 +73,7 @@ impl MemoryBudget {
     }
 }
 
-/// Free bytes; `None` if the system does not report them.
+/// Returns the free memory in bytes; `None` if the system does not report it.
 fn free() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
@@ -81,7 +81,7 @@ fn free() -> Option<u64> {
     Some(kilobytes * 1024)
 }
 
-/// `1234567` as `1,234,567`.
+/// Formats `1234567` as `1,234,567`.
 pub(super) fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::with_capacity(digits.len() * 4 / 3);

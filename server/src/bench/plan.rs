@@ -1,4 +1,4 @@
-//! The benchmark's plan: the validated command line as models and cases.
+//! The benchmark's plan: the validated command line, as models and cases.
 
 use std::path::{Path, PathBuf};
 
@@ -9,53 +9,53 @@ use tidegate_server::checkpoint::OpenDevice;
 
 use crate::cli::{BenchArgs, MixerArg, ShapeArg};
 
-/// Tokens in the vocabulary of a model with random weights.
+/// Vocabulary size of models with random weights.
 const VOCABULARY: usize = 32_000;
-/// Length of a head's queries, keys and values, and of its random vectors.
+/// Dimension of a head's queries, keys and values, and of its random vectors.
 const HEAD: usize = 64;
 /// The window of softmax attention is a multiple of this.
 const WINDOW_STEP: usize = 256;
-/// The hybrid's window.
+/// The window of the hybrid mixer.
 const HYBRID_WINDOW: usize = 64;
 
-/// A model and the type of its weights.
+/// A model, and the type of its weights.
 #[derive(Clone, Debug)]
 pub(super) enum Subject {
-    /// A checkpoint's folder, the type to convert its weights to, and the mixer it must have.
+    /// A checkpoint: its folder, the type to convert its weights to, and the mixer that it must have.
     Checkpoint { folder: PathBuf, weights: Option<WeightType>, mixer: Option<MixerArg> },
-    /// Random weights.
+    /// A model with random weights.
     Shape { shape: ShapeArg, weights: WeightType, config: Box<DecoderConfig> },
 }
 
-/// What the model does.
+/// The kind of work that a case measures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// Decode steps of `rows` rows.
     Decode { rows: usize },
-    /// Reads a prompt into one row.
+    /// Prefill of a prompt in one row.
     Prefill,
 }
 
-/// One measurement; all numbers but `rows` are indices into the plan's lists.
+/// One measurement; all numbers except `rows` are indices into the plan's lists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Case {
     pub(super) subject: usize,
-    /// The index of the number of threads; 0 on a GPU.
+    /// The index of the thread count; 0 on a GPU.
     pub(super) lane: usize,
     pub(super) depth: usize,
     pub(super) kind: Kind,
 }
 
-/// The models, the cases, and how often they are measured.
+/// The models, the cases, and how often to measure them.
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
     pub(super) subjects: Vec<Subject>,
-    /// One device, so that models can be compared.
+    /// All cases use one device, so that models can be compared.
     pub(super) device: OpenDevice,
     pub(super) state: StateType,
-    /// Empty on a GPU, where no CPU threads compute.
+    /// The thread counts; empty on a GPU, where no CPU threads compute.
     pub(super) threads: Vec<usize>,
-    /// In ascending order, without duplicates.
+    /// The depths, in ascending order, without duplicates.
     pub(super) depths: Vec<usize>,
     pub(super) batches: Vec<usize>,
     pub(super) prompt: usize,
@@ -64,7 +64,7 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// `model` is measured if the command line names no shape.
+    /// Makes the plan. It measures `model` if the command line names no shape.
     pub(super) fn new(args: &BenchArgs, device: OpenDevice, model: &Path) -> Result<Self> {
         let subjects = match args.shape {
             Some(shape) => shapes(shape, args)?,
@@ -86,7 +86,7 @@ impl Plan {
         })
     }
 
-    /// The cases of one round.
+    /// Returns the cases of one round.
     pub(super) fn cases(&self) -> Vec<Case> {
         let mut kinds: Vec<Kind> = self.batches.iter().map(|&rows| Kind::Decode { rows }).collect();
         if self.prompt > 0 {
@@ -103,23 +103,23 @@ impl Plan {
         cases
     }
 
-    /// Pools of every model: one for each number of threads, or one on a GPU.
+    /// Returns the number of pools of each model: one per thread count, or one on a GPU.
     pub(super) fn lanes(&self) -> usize {
         self.threads.len().max(1)
     }
 
-    /// The greatest depth.
+    /// Returns the greatest depth.
     pub(super) fn deepest(&self) -> usize {
         self.depths.last().copied().unwrap_or(0)
     }
 
-    /// Slots that the largest batch needs.
+    /// Returns the number of slots that the largest batch needs.
     pub(super) fn slots(&self) -> usize {
         self.batches.iter().copied().max().unwrap_or(1)
     }
 }
 
-/// The list without duplicates, in its order.
+/// Returns the list without duplicates, in the same order.
 fn each_once<T: Copy + PartialEq>(list: &[T]) -> Vec<T> {
     let mut once = Vec::with_capacity(list.len());
     for &item in list {
@@ -130,7 +130,7 @@ fn each_once<T: Copy + PartialEq>(list: &[T]) -> Vec<T> {
     once
 }
 
-/// The list without duplicates, or `default` if it is empty.
+/// Returns the list without duplicates, or `default` if it is empty.
 fn or<T: Copy + PartialEq>(list: &[T], default: T) -> Vec<T> {
     if list.is_empty() { vec![default] } else { each_once(list) }
 }
@@ -162,7 +162,8 @@ fn shapes(shape: ShapeArg, args: &BenchArgs) -> Result<Vec<Subject>> {
     Ok(subjects)
 }
 
-/// A model of this size: SwiGLU as wide as in a Llama of the same size, the embedding tied to the head.
+/// Returns the config of a model of this size: SwiGLU as wide as in a Llama of the same size, the head tied to the
+/// embedding.
 fn config(shape: ShapeArg, mixer: MixerArg, window: usize) -> Result<DecoderConfig> {
     let (layers, hidden, intermediate) = match shape {
         ShapeArg::M12 => (6, 256, 704),
@@ -175,7 +176,7 @@ fn config(shape: ShapeArg, mixer: MixerArg, window: usize) -> Result<DecoderConf
         "tie_word_embeddings": true,
     });
     let own = match mixer {
-        // A random vector gives two features, sine and cosine, in this map and one in the others.
+        // With this feature map, a random vector gives two features (sine and cosine); with the others, one.
         MixerArg::RfaGate => json!({ "proj_dim": HEAD }),
         MixerArg::Rfa => json!({ "proj_dim": HEAD, "gate": false }),
         MixerArg::RfaArccosGate => json!({ "proj_dim": 2 * HEAD, "feature_map": "arc_cosine" }),
@@ -216,7 +217,7 @@ mod tests {
         let plan = plan("--shape 12m --weights q8_0,f32 --threads 1,2 --depths 512,0,512 --batch 1,8,1").unwrap();
         assert_eq!((&plan.depths[..], &plan.batches[..], plan.slots()), (&[0, 512][..], &[1, 8][..], 8));
         let cases = plan.cases();
-        // Weights, threads, (two batches and the prompt), depths.
+        // Weights, thread counts, (two batches and the prompt), depths.
         assert_eq!(cases.len(), 2 * 2 * 3 * 2);
         assert!((1..cases.len()).all(|i| !cases[..i].contains(&cases[i])));
         assert_eq!(cases.iter().filter(|case| case.kind == Kind::Prefill).count(), 8);
@@ -248,7 +249,7 @@ mod tests {
             };
             let parameters = config.parameters() as f64;
             assert!((least..most).contains(&parameters), "{shape}: {parameters}");
-            // As many as a Llama's of the same widths, but for the gate and the lengths of the random vectors.
+            // As many as in a Llama of the same widths, except for the gate and the lengths of the random vectors.
             let (hidden, layers) = (config.hidden_size as f64, config.num_hidden_layers as f64);
             let block = 4.0 * hidden * hidden + 3.0 * hidden * config.intermediate_size as f64 + 2.0 * hidden;
             let llama = layers * block + (VOCABULARY as f64 + 1.0) * hidden;

@@ -1,4 +1,4 @@
-//! The results as rows, and rows as lines of JSON or a Markdown table.
+//! The results as rows, and the rows as JSON lines or a Markdown table.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -22,17 +22,17 @@ pub(super) struct Row {
     pub(super) mixer: String,
     pub(super) state: &'static str,
     pub(super) device: String,
-    /// `None` on a GPU.
+    /// Number of compute threads; `None` on a GPU.
     pub(super) threads: Option<usize>,
-    /// Rows of a step.
+    /// Rows per step.
     pub(super) batch: usize,
-    /// Tokens that each row has read before.
+    /// Tokens that each row has read before the measurement.
     pub(super) depth: usize,
-    /// How the state was made: `read`, or `drawn` if keys and values are random numbers.
+    /// How the state was made: `read` if the model computed it, `drawn` if its keys and values are random.
     pub(super) past: &'static str,
     /// `decode` or `prefill`.
     pub(super) kind: &'static str,
-    /// Tokens of one measurement, in all rows.
+    /// Tokens of one measurement, over all rows.
     pub(super) tokens: usize,
     pub(super) tokens_per_second: f64,
     pub(super) least: f64,
@@ -41,7 +41,7 @@ pub(super) struct Row {
     /// Bytes of one row's state.
     pub(super) state_bytes: usize,
     pub(super) weight_bytes: usize,
-    /// `None` on a GPU, as are the limits.
+    /// The rate as a fraction of the roofline; `None` on a GPU, like the limits below.
     pub(super) roof_share: Option<f64>,
     /// Bytes per second.
     pub(super) read_bandwidth: Option<f64>,
@@ -101,7 +101,7 @@ impl Row {
         }
     }
 
-    /// `1 thread`, `2 threads`, or the device.
+    /// Returns `1 thread`, `2 threads`, or the device.
     fn hardware(&self) -> String {
         match self.threads {
             Some(1) => "1 thread".into(),
@@ -111,7 +111,7 @@ impl Row {
     }
 }
 
-/// Writes the rows to standard output.
+/// Prints the rows to standard output.
 pub(super) fn print(output: BenchOutput, rows: &[Row]) -> Result<()> {
     let text = match output {
         BenchOutput::Markdown => markdown(rows),
@@ -120,7 +120,7 @@ pub(super) fn print(output: BenchOutput, rows: &[Row]) -> Result<()> {
     Ok(std::io::stdout().write_all(text.as_bytes())?)
 }
 
-/// One object per line.
+/// Returns one JSON object per line.
 pub(super) fn json(rows: &[impl Serialize]) -> Result<String> {
     let mut text = String::new();
     for row in rows {
@@ -134,7 +134,7 @@ fn markdown(rows: &[Row]) -> String {
     let mut text = String::new();
     let Some(first) = rows.first() else { return text };
     let (shape, rounds) = (&first.shape, first.rounds);
-    // Writing to a string does not fail.
+    // Writing to a string cannot fail.
     let rounds = if rounds == 1 { "one round".into() } else { format!("medians of {rounds} rounds") };
     let by = if first.device.ends_with("by candle") { " by candle" } else { "" };
     let _ = writeln!(text, "{shape}{by}: {rounds}.");
@@ -181,7 +181,7 @@ fn markdown(rows: &[Row]) -> String {
     text
 }
 
-/// A rate with three digits or more.
+/// Formats a rate with three or more digits.
 pub(super) fn rate(value: f64) -> String {
     match value {
         ..9.995 => format!("{value:.2}"),

@@ -1,10 +1,10 @@
-//! The roofline: the machine's limits, measured in every round like the cases, and the least work of a case.
+//! The roofline: the machine's limits, measured in every round like the cases, and the minimum work of a case.
 
 use std::sync::Arc;
 
 use tidegate_model::{DecoderConfig, Threads, checkpoint, roofline};
 
-/// The median and the range of some numbers.
+/// The median and the range of a list of numbers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Spread {
     pub(super) least: f64,
@@ -13,7 +13,7 @@ pub(super) struct Spread {
 }
 
 impl Spread {
-    /// The spread of at least one number.
+    /// Returns the spread of a non-empty list of numbers.
     pub(super) fn of(mut numbers: Vec<f64>) -> Self {
         numbers.sort_by(f64::total_cmp);
         let (last, middle) = (numbers.len() - 1, numbers.len() / 2);
@@ -21,12 +21,12 @@ impl Spread {
     }
 }
 
-/// The machine's limits by number of threads.
+/// The machine's limits for each number of threads.
 pub(super) struct MachineLimits {
     threads: Vec<Arc<Threads>>,
-    /// Bytes per second: (lanes, rounds)
+    /// Bytes per second, as (lanes, rounds).
     read: Vec<Vec<f64>>,
-    /// Floating-point operations per second: (lanes, rounds)
+    /// Floating-point operations per second, as (lanes, rounds).
     fma: Vec<Vec<f64>>,
 }
 
@@ -43,19 +43,20 @@ impl MachineLimits {
         }
     }
 
-    /// Median of the bytes per second that the lane's threads read. `None` on a GPU, whose limits are not measured.
+    /// Returns the median read bandwidth of the lane's threads, in bytes per second; `None` on a GPU, whose limits are
+    /// not measured.
     pub(super) fn read_bandwidth(&self, lane: usize) -> Option<f64> {
         self.read.get(lane).map(|read| Spread::of(read.clone()).median)
     }
 
-    /// Median of the floating-point operations per second.
+    /// Returns the median number of floating-point operations per second.
     pub(super) fn fma_peak(&self, lane: usize) -> Option<f64> {
         self.fma.get(lane).map(|fma| Spread::of(fma.clone()).median)
     }
 }
 
-/// Bytes of a row's state that one step must move when its text has `tokens` tokens. All of it is read and written, except
-/// a cache of keys and values, of which only the entries of those tokens are read.
+/// Returns the bytes of a row's state that one step must move when its text has `tokens` tokens. The whole state is
+/// read and written, except a key-value cache: of that, only the entries of those tokens are read.
 pub(super) fn row_bytes(config: &DecoderConfig, state_bytes: usize, tokens: usize) -> f64 {
     let Some(window) = config.sliding_window else { return 2.0 * state_bytes as f64 };
     let share = (window * config.cached_numbers()) as f64 / config.state_layout().numbers() as f64;
@@ -63,15 +64,15 @@ pub(super) fn row_bytes(config: &DecoderConfig, state_bytes: usize, tokens: usiz
     2.0 * (state_bytes as f64 - ring) + ring * reached
 }
 
-/// Bytes that one decode step must move: the weights once, and each row's state.
+/// Returns the bytes that one decode step must move: the weights once, and each row's state.
 pub(super) fn step_bytes(weight_bytes: usize, row_bytes: f64, rows: usize) -> f64 {
     weight_bytes as f64 + rows as f64 * row_bytes
 }
 
-/// Floating-point operations of a prompt's products with the weights (the head's for the last token alone), and with the
-/// keys and values of a cache of `depth` tokens before it.
+/// Returns the floating-point operations for the products of a prompt with the weights (with the output head for the
+/// last token only), and with the keys and values of a cache of `depth` tokens before it.
 pub(super) fn prompt_operations(config: &DecoderConfig, tokens: usize, depth: usize) -> f64 {
-    // Convolutions have three dimensions, and are no products.
+    // Convolutions have three dimensions and are not matrix products.
     let is_matrix =
         |name: &str, shape: &[usize]| name.contains(".layers.") && name.ends_with(".weight") && shape.len() == 2;
     let tensors = checkpoint::tensors(config).into_iter().filter(|(name, shape)| is_matrix(name, shape));
@@ -134,7 +135,7 @@ mod tests {
         let block = 4 * 8 * 8 + 8 * 2 + 3 * 8 * 16;
         let operations = prompt_operations(&config(r#""proj_dim": 4"#), 10, 100);
         assert_eq!(operations, 2.0 * (2.0 * f64::from(block) * 10.0 + 800.0));
-        // Three tokens see 15, 16 and 16 keys and as many values.
+        // Three tokens see 15, 16 and 16 keys, and as many values.
         let block = block - 8 * 2;
         let operations = prompt_operations(&config(SOFTMAX), 3, 14);
         assert_eq!(operations, 2.0 * (2.0 * (f64::from(block) * 3.0 + 2.0 * 8.0 * 47.0) + 800.0));

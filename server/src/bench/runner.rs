@@ -9,31 +9,31 @@ use tidegate_server::checkpoint::OpenDevice;
 use super::plan::{Plan, Subject};
 use crate::cli::word;
 
-/// Seed of random weights: the same in every run.
+/// Seed of random weights; the same in every run.
 const SEED: u64 = 0;
 
-/// A decoder with one pool per lane: one lane for each number of threads, one on a GPU. A pool has a slot for each row of
+/// A decoder with one pool per lane: one lane for each thread count, or one on a GPU. A pool has a slot for each row of
 /// the plan's largest batch.
 pub(super) trait Runner {
-    /// Bytes of the weights that a step reads.
+    /// Returns the bytes of the weights that a step reads.
     fn weight_bytes(&self) -> usize;
 
-    /// Bytes of one row's state.
+    /// Returns the bytes of one row's state.
     fn state_bytes(&self) -> usize;
 
-    /// The state of the first slot.
+    /// Returns the state of the first slot.
     fn export(&self, lane: usize) -> Result<Vec<f32>>;
 
-    /// Replaces the state of a slot by one of [`Self::export`], whose text has `tokens` tokens.
+    /// Replaces the state of a slot with one from [`Self::export`], whose text has `tokens` tokens.
     fn import(&mut self, lane: usize, slot: usize, numbers: &[f32], tokens: u64) -> Result<()>;
 
-    /// Empties the first slot.
+    /// Resets the first slot.
     fn reset(&mut self, lane: usize) -> Result<()>;
 
-    /// Reads tokens into the first slot, without logits.
+    /// Reads tokens into the first slot, without computing logits.
     fn prefill(&mut self, lane: usize, ids: &[u32]) -> Result<()>;
 
-    /// Reads tokens into the first slot, and computes the last one's logits.
+    /// Reads tokens into the first slot, and computes the logits of the last one.
     fn prefill_logits(&mut self, lane: usize, ids: &[u32], logits: &mut Vec<f32>) -> Result<()>;
 
     /// Reads one token into each slot, and computes the logits.
@@ -71,7 +71,7 @@ pub(super) fn open(subject: &Subject, plan: &Plan, threads: &[Arc<Threads>]) -> 
     })
 }
 
-/// A model of our own kernels on the CPU.
+/// Returns a model that our own kernels compute on the CPU.
 pub(super) fn on_cpu(subject: &Subject) -> Result<Decoder> {
     Ok(match subject {
         Subject::Checkpoint { folder, weights: None, .. } => checkpoint::load(folder, &Device::Cpu)?,

@@ -1,5 +1,5 @@
-//! The API of this process, called without a socket: what may be done with a conversation is decided where the server
-//! decides it.
+//! Calls the HTTP API of this process without a socket, so that the same code as in a server decides what may be done
+//! with a conversation.
 
 use anyhow::{Context, Result};
 use axum::Router;
@@ -12,7 +12,7 @@ use tower::ServiceExt;
 
 const JSON: &str = "application/json";
 
-/// A request that the API refused, in its words.
+/// A request that the API refused, with the API's message.
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
 pub(super) struct Refused {
@@ -20,7 +20,7 @@ pub(super) struct Refused {
     message: String,
 }
 
-/// Whether the API did not find what a request names.
+/// Returns whether the error means that the API did not find what a request names.
 pub(super) fn is_missing(error: &anyhow::Error) -> bool {
     error.downcast_ref::<Refused>().is_some_and(|refused| refused.status == StatusCode::NOT_FOUND)
 }
@@ -55,7 +55,7 @@ impl Api {
         Ok(serde_json::from_slice(&whole(answer).await?)?)
     }
 
-    /// Starts a streamed answer.
+    /// Sends a request and returns its streamed answer.
     pub(super) async fn stream(&self, path: &str, body: &Value) -> Result<Events> {
         let answer = self.send(Method::POST, path, JSON, body.to_string().into()).await?;
         let id = answer.headers().get("x-stream-id").and_then(|id| id.to_str().ok());
@@ -82,14 +82,14 @@ async fn whole(answer: Response) -> Result<Bytes> {
 
 /// The events of a streamed answer.
 pub(super) struct Events {
-    /// Where it can be ended.
+    /// The path at which the answer can be ended.
     pub(super) path: String,
     body: BodyDataStream,
     read: Vec<u8>,
 }
 
 impl Events {
-    /// The next event; `None` at the end. Nothing is lost if the future is dropped.
+    /// Returns the next event; `None` at the end. Cancel-safe: dropping the future loses nothing.
     pub(super) async fn next(&mut self) -> Result<Option<Value>> {
         loop {
             while let Some(end) = self.read.windows(2).position(|pair| pair == b"\n\n") {
@@ -106,7 +106,7 @@ impl Events {
     }
 }
 
-/// The data of an event; `None` for a comment, and for the mark at the end.
+/// Returns the data of an event; `None` for a comment and for the end marker.
 fn data(event: &[u8]) -> Result<Option<Value>> {
     let text = std::str::from_utf8(event)?;
     match text.lines().find_map(|line| line.strip_prefix("data: ")) {

@@ -1,4 +1,4 @@
-//! What a typed line means.
+//! Parses the lines that the user types.
 
 /// The list of commands.
 pub(super) const HELP: &str = "\
@@ -14,18 +14,18 @@ pub(super) const HELP: &str = "\
 //TEXT            send a message that begins with /
 ";
 
-/// A line.
+/// A parsed line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Line<'a> {
-    /// Nothing to do.
+    /// An empty line.
     Empty,
     /// A message to the model.
     Message(&'a str),
     More,
-    /// The branch's name.
+    /// Forks the conversation; the argument is the new branch's name.
     Fork(Option<&'a str>),
     Tree,
-    /// Where to; one turn back by default.
+    /// Rewinds to a version; without an argument, by one turn.
     Rewind(Option<&'a str>),
     Switch(&'a str),
     Save(&'a str),
@@ -34,7 +34,7 @@ pub(super) enum Line<'a> {
     Exit,
 }
 
-/// Reads a line, or says what is wrong with it.
+/// Parses a line, or says what is wrong with it.
 pub(super) fn parse(line: &str) -> Result<Line<'_>, String> {
     if line.trim().is_empty() {
         return Ok(Line::Empty);

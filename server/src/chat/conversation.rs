@@ -15,31 +15,31 @@ use super::tree;
 use super::turn::{self, Answer};
 use crate::cli::ChatArgs;
 
-/// Most turns that a rewind counts back.
+/// Maximum number of turns that a rewind can go back.
 const MOST_TURNS: usize = 999;
 
-/// A conversation, of which nothing is kept before its first turn.
+/// A conversation. Nothing is stored before its first turn.
 pub(super) struct Conversation<'a> {
     local: &'a Local,
     args: &'a ChatArgs,
-    /// The current session.
+    /// The id of the current session, if there is one yet.
     id: Option<String>,
-    /// Whether the last answer has ended by itself.
+    /// Whether the model ended the last answer by itself.
     is_complete: bool,
 }
 
 impl<'a> Conversation<'a> {
-    /// The conversation that `--session` names, or a new one.
+    /// Opens the conversation that `--session` names, or a new one.
     pub(super) async fn open(local: &'a Local, args: &'a ChatArgs) -> Result<Self> {
         if let Some(id) = &args.session {
-            // A path of the API is made of it.
+            // The id becomes part of API paths.
             ensure!(SessionId::parse(id).is_some(), "--session {id}: an id is `ses_` and 32 hexadecimal digits");
             local.api.get(&at(id)).await.with_context(|| format!("--session {id}"))?;
         }
         Ok(Self { local, args, id: args.session.clone(), is_complete: false })
     }
 
-    /// The session, if there is one yet.
+    /// Returns the id of the session, if there is one yet.
     pub(super) fn id(&self) -> Option<&str> {
         self.id.as_deref()
     }
@@ -52,13 +52,13 @@ impl<'a> Conversation<'a> {
         self.local.api.get(&at(self.begun()?)).await
     }
 
-    /// Where it is, in words.
+    /// Describes the current version in words.
     pub(super) async fn place(&self) -> Result<String> {
         let session = self.session().await?;
         Ok(format!("version {}, {} tokens", short(session["version"].as_str().unwrap_or_default()), session["tokens"]))
     }
 
-    /// A turn with `text`, which begins the conversation if there is none.
+    /// Runs a turn with `text`, which starts the conversation if there is none.
     pub(super) async fn say(&mut self, text: &str, interrupts: &mut Signal) -> Result<Answer> {
         let id = match &self.id {
             Some(id) => id.clone(),
@@ -68,14 +68,14 @@ impl<'a> Conversation<'a> {
         if self.id.is_none() {
             match &answer {
                 Ok(_) => self.id = Some(id),
-                // Nothing was said in it.
+                // Nothing was said in this session.
                 Err(_) => self.local.api.delete(&at(&id)).await?,
             }
         }
         answer
     }
 
-    /// Creates a session.
+    /// Creates a session and returns its id.
     async fn begin(&self) -> Result<String> {
         let mut new = json!({});
         if let Some(seed) = self.args.sampling.seed {
@@ -93,14 +93,14 @@ impl<'a> Conversation<'a> {
         })
     }
 
-    /// An answer to `text`, or the rest of the last one.
+    /// Generates an answer to `text`, or the rest of the last answer.
     async fn answer(&mut self, id: &str, text: Option<&str>, interrupts: &mut Signal) -> Result<Answer> {
         let given = &self.args.sampling;
-        // A field that is null counts as absent.
+        // A null field counts as absent.
         let mut body = json!({
             "session": id,
             "stream": true,
-            // An answer that Ctrl-C ends is kept.
+            // Keeps an answer that Ctrl-C ends.
             "on_disconnect": "continue",
             "max_tokens": given.max_tokens,
             "temperature": given.temperature,
@@ -126,7 +126,7 @@ impl<'a> Conversation<'a> {
         Ok(answer)
     }
 
-    /// What is new, with the instructions at the beginning of the conversation.
+    /// Returns the new messages; at the start of the conversation, the instructions come first.
     async fn messages(&self, id: &str, text: Option<&str>) -> Result<Value> {
         let mut messages = Vec::new();
         if let Some(system) = &self.args.system
@@ -138,7 +138,7 @@ impl<'a> Conversation<'a> {
         Ok(messages.into())
     }
 
-    /// Moves to a new branch.
+    /// Switches to a new branch.
     pub(super) async fn fork(&mut self, name: Option<&str>) -> Result<()> {
         let session = self.session().await?;
         let mut fork = json!({});
@@ -151,7 +151,7 @@ impl<'a> Conversation<'a> {
         Ok(())
     }
 
-    /// Moves to another branch of the tree.
+    /// Switches to another branch of the tree.
     pub(super) async fn switch(&mut self, to: &str) -> Result<()> {
         let family = Family::of(&self.local.api, self.begun()?).await?;
         self.id = Some(family.branch(to)?.to_owned());
@@ -159,14 +159,14 @@ impl<'a> Conversation<'a> {
         Ok(())
     }
 
-    /// The tree of its branches.
+    /// Returns a drawing of the tree of branches.
     pub(super) async fn tree(&self) -> Result<String> {
         let family = Family::of(&self.local.api, self.begun()?).await?;
         let session = self.session().await?;
         Ok(tree::draw(&family, session["version"].as_str().unwrap_or_default()))
     }
 
-    /// Goes back to a version: a number of turns before the current one, a tag, or one of the tree.
+    /// Rewinds to a version: a number of turns back, a tag, or a version id shown in the tree.
     pub(super) async fn rewind(&mut self, to: Option<&str>) -> Result<()> {
         let session = self.session().await?;
         let to = to.unwrap_or("1");
@@ -185,7 +185,7 @@ impl<'a> Conversation<'a> {
         Ok(())
     }
 
-    /// The version so many turns before the current one.
+    /// Returns the version that is `turns` turns before the current one.
     async fn back(&self, turns: usize) -> Result<String> {
         ensure!((1..=MOST_TURNS).contains(&turns), "the number of turns must be from 1 to {MOST_TURNS}, found {turns}");
         let path = format!("{}/lineage?limit={}", at(self.begun()?), turns + 1);
@@ -205,14 +205,14 @@ impl<'a> Conversation<'a> {
             _ => anyhow::Error::from(error).context(format!("cannot create {file}")),
         })?;
         if let Err(error) = out.write_all(&bytes).and_then(|()| out.sync_all()) {
-            // Part of a file is of no use. The error that counts is the first.
+            // A partial file is useless. The first error is the one to report.
             let _ = remove_file(file);
             return Err(error).with_context(|| format!("cannot write {file}"));
         }
         Ok(bytes.len())
     }
 
-    /// Moves to a new conversation that begins as the one in a file ends.
+    /// Switches to a new conversation that starts where the one in a file ends.
     pub(super) async fn load(&mut self, file: &str) -> Result<()> {
         let (mut bytes, most) = (Vec::new(), self.local.largest_file);
         let read = File::open(file).and_then(|it| it.take(most as u64 + 1).read_to_end(&mut bytes));
@@ -232,7 +232,7 @@ fn id_of(session: &Value) -> Result<String> {
     Ok(session["id"].as_str().context("the answer has no session")?.to_owned())
 }
 
-/// A number of turns. A longer number is the beginning of a version's id.
+/// Parses a number of turns. A longer number is the start of a version id.
 fn turns(text: &str) -> Option<usize> {
     text.parse().ok().filter(|_| text.len() < 8)
 }

@@ -1,4 +1,4 @@
-//! The branches of a conversation: the sessions that were forked from one another, and their versions.
+//! The branches of a conversation: the sessions forked from one another, and their versions.
 
 use std::collections::{HashMap, HashSet};
 
@@ -7,23 +7,23 @@ use serde_json::Value;
 
 use super::api::{Api, is_missing};
 
-/// Most sessions that are looked at.
+/// Maximum number of sessions to look at.
 const MOST_SESSIONS: usize = 100;
 
-/// Most characters of a version's text.
+/// Maximum number of characters shown of a version's text.
 const MOST_CHARACTERS: usize = 40;
 
-/// Characters of an id that are shown, after its kind.
+/// Number of characters shown of an id, after its prefix.
 const SHORT: usize = 8;
 
-/// The sessions that were forked from one another, and their versions, each after its parent.
+/// Sessions that were forked from one another, and their versions, each after its parent.
 #[derive(Debug, Default)]
 pub(super) struct Family {
     pub(super) branches: Vec<Branch>,
     pub(super) versions: Vec<Version>,
 }
 
-/// A session.
+/// A session of the family.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Branch {
     pub(super) id: String,
@@ -31,18 +31,18 @@ pub(super) struct Branch {
     pub(super) head: String,
 }
 
-/// A version of one session or several.
+/// A version, which may belong to several sessions.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Version {
     pub(super) id: String,
     pub(super) parent: Option<String>,
     pub(super) tokens: u64,
     pub(super) label: Option<String>,
-    /// Its names in the current session.
+    /// The version's tags in the current session.
     pub(super) tags: Vec<String>,
-    /// Whether the conversation can be rewound to it.
+    /// Whether the conversation can be rewound to this version.
     pub(super) kept: bool,
-    /// The beginning of what was said in it.
+    /// The beginning of its text.
     pub(super) text: String,
 }
 
@@ -52,7 +52,7 @@ impl Branch {
         Self { id: text(&session["id"]), name: name.map(line), head: text(&session["version"]) }
     }
 
-    /// The name, or the beginning of the id.
+    /// Returns the branch's name, or the beginning of its id.
     pub(super) fn title(&self) -> &str {
         self.name.as_deref().unwrap_or_else(|| short(&self.id))
     }
@@ -73,7 +73,7 @@ impl Version {
 }
 
 impl Family {
-    /// The family of the session `id`.
+    /// Loads the family of the session `id`.
     pub(super) async fn of(api: &Api, id: &str) -> Result<Self> {
         let current = api.get(&at(id)).await?;
         let mut sessions = vec![first(api, current.clone()).await?];
@@ -98,7 +98,7 @@ impl Family {
                     family.versions.push(Version { tags: Vec::new(), ..version.clone() });
                     listed_by.push(branch.id.clone());
                 }
-                // One session that keeps it is enough, but a tag is a name in its own session.
+                // It is enough if one session keeps the version, but tags belong to a single session.
                 family.versions[place].kept |= version.kept;
                 if branch.id == id {
                     family.versions[place].tags = version.tags;
@@ -110,8 +110,8 @@ impl Family {
         Ok(family)
     }
 
-    /// Reads what was said in each version, of which `listed_by` has a session that lists it. Each is on the way to a version
-    /// that nothing continues.
+    /// Reads the text of each version. For each version, `listed_by` has a session that lists it. It is enough to read
+    /// the texts of the leaves, because every version is an ancestor of a leaf or a leaf itself.
     async fn read_texts(&mut self, api: &Api, listed_by: &[String]) -> Result<()> {
         let continued: HashSet<&str> = self.versions.iter().filter_map(|version| version.parent.as_deref()).collect();
         let ends = self.versions.iter().zip(listed_by).filter(|(version, _)| !continued.contains(version.id.as_str()));
@@ -125,12 +125,12 @@ impl Family {
         Ok(())
     }
 
-    /// The id of the version that is shown as `given`.
+    /// Returns the id of the version that starts with `given`.
     pub(super) fn version(&self, given: &str) -> Result<&str> {
         one("version", given, self.versions.iter().map(|version| version.id.as_str()))
     }
 
-    /// The id of the branch with this name, or that is shown as `given`.
+    /// Returns the id of the branch with this name, or with an id that starts with `given`.
     pub(super) fn branch(&self, given: &str) -> Result<&str> {
         let mut named = self.branches.iter().filter(|branch| branch.name.as_deref() == Some(given));
         if let (Some(branch), None) = (named.next(), named.next()) {
@@ -140,7 +140,7 @@ impl Family {
     }
 }
 
-/// The one id that begins with `given`, with its kind in front or without.
+/// Returns the only id that starts with `given`, which may omit the prefix.
 fn one<'a>(what: &str, given: &str, ids: impl Iterator<Item = &'a str>) -> Result<&'a str> {
     let digits = |id: &'a str| id.split_once('_').map_or(id, |(_, digits)| digits);
     let mut found = ids.filter(|&id| id.starts_with(given) || digits(id).starts_with(given));
@@ -151,18 +151,18 @@ fn one<'a>(what: &str, given: &str, ids: impl Iterator<Item = &'a str>) -> Resul
     }
 }
 
-/// The path of a session.
+/// Returns the API path of a session.
 pub(super) fn at(id: &str) -> String {
     format!("/v1/sessions/{id}")
 }
 
-/// The beginning of an id.
+/// Returns the beginning of an id.
 pub(super) fn short(id: &str) -> &str {
     let start = id.find('_').map_or(0, |kind| kind + 1);
     id.get(start..start + SHORT).unwrap_or(id)
 }
 
-/// The session from which this one and its relatives come, as far as they are still there.
+/// Returns the session from which this one and its relatives were forked, as far back as they still exist.
 async fn first(api: &Api, mut session: Value) -> Result<Value> {
     while let Some(parent) = session["forked_from"]["session"].as_str() {
         match api.get(&at(parent)).await {
@@ -174,7 +174,7 @@ async fn first(api: &Api, mut session: Value) -> Result<Value> {
     Ok(session)
 }
 
-/// The sessions that were forked from this one, oldest first.
+/// Returns the sessions forked from this one, oldest first.
 async fn forks(api: &Api, id: &str) -> Result<Vec<Value>> {
     let (mut forks, mut after) = (Vec::new(), String::new());
     while forks.len() < MOST_SESSIONS {
@@ -188,7 +188,7 @@ async fn forks(api: &Api, id: &str) -> Result<Vec<Value>> {
     Ok(forks)
 }
 
-/// What was said in a version and each before it, where that is kept.
+/// Returns the text of a version and of each of its ancestors, as far as it is kept.
 async fn texts(api: &Api, session: &str, version: &str) -> Result<HashMap<String, String>> {
     let messages = match api.get(&format!("{}/messages?version={version}", at(session))).await {
         Ok(messages) => messages,
@@ -197,7 +197,7 @@ async fn texts(api: &Api, session: &str, version: &str) -> Result<HashMap<String
     };
     let mut texts = HashMap::new();
     let messages = messages["data"].as_array().map_or(&[][..], Vec::as_slice);
-    // What the user said tells versions apart better than instructions or answers.
+    // User messages tell versions apart better than instructions or answers do.
     let (said, others): (Vec<&Value>, Vec<&Value>) = messages.iter().partition(|message| message["role"] == "user");
     for message in said.into_iter().chain(others) {
         texts.entry(text(&message["version"])).or_insert_with(|| line(message["content"].as_str().unwrap_or_default()));
@@ -209,7 +209,7 @@ fn text(value: &Value) -> String {
     value.as_str().unwrap_or_default().to_owned()
 }
 
-/// The beginning of a text, on one line and without characters that a terminal would act on.
+/// Returns the beginning of a text on one line, without control characters, on which a terminal would act.
 fn line(text: &str) -> String {
     let words: Vec<&str> =
         text.split(|c: char| c.is_whitespace() || c.is_control()).filter(|it| !it.is_empty()).collect();

@@ -1,4 +1,4 @@
-//! Everything that a conversation needs of a server, in this process: the model, its engine and the stored sessions.
+//! What a conversation needs from a server, within this process: the model, its engine and the stored sessions.
 
 use std::path::Path;
 
@@ -12,24 +12,24 @@ use super::api::Api;
 use crate::cli::{ChatArgs, SamplingArgs};
 use crate::store;
 
-/// How a model reads what is typed.
+/// How the model reads what the user types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reading {
-    /// As messages, by its chat template.
+    /// As messages, in the model's chat template.
     Messages,
-    /// As a text that it continues.
+    /// As a text to continue.
     Text,
-    /// As a text that it translates.
+    /// As a text to translate.
     Source,
 }
 
-/// A model that is served to this process alone.
+/// A model that is served to this process only.
 pub(super) struct Local {
     pub(super) api: Api,
-    /// The model and its device.
+    /// The name of the model and its device.
     pub(super) name: String,
     pub(super) reading: Reading,
-    /// Bytes of the largest file of a conversation.
+    /// Maximum size in bytes of a conversation's file.
     pub(super) largest_file: usize,
     /// Whether conversations outlive the process.
     pub(super) keeps: bool,
@@ -52,7 +52,7 @@ impl Local {
             vocabulary,
             backend: args.model.backend,
             device: args.model.device,
-            // One conversation. Its state is stored, so that no prefix needs to be.
+            // There is only one conversation. Its state is stored, so no prefixes need to be.
             slots: 1,
             prefix_bytes: 0,
             state: args.model.state.into(),
@@ -80,7 +80,7 @@ impl Local {
         Ok(Self { api, name, reading, largest_file, keeps, state, engine })
     }
 
-    /// Ends what runs, and closes the sessions.
+    /// Ends running requests and closes the sessions.
     pub(super) async fn close(self) {
         self.state.drain();
         self.state.abort();
@@ -90,7 +90,7 @@ impl Local {
     }
 }
 
-/// Refuses wrong flags before the first message, as the API would refuse that.
+/// Validates the sampling flags before the first message; the API would refuse wrong ones only then.
 fn check(given: &SamplingArgs, served: &Served) -> Result<()> {
     let parameters = RequestParameters {
         prompt: vec![0],
@@ -104,7 +104,7 @@ fn check(given: &SamplingArgs, served: &Served) -> Result<()> {
     Ok(())
 }
 
-/// Why the sessions cannot be opened, and what to do about it.
+/// Adds advice to an error about opening the sessions.
 fn explain(error: anyhow::Error, data: Option<&Path>) -> anyhow::Error {
     match (error.downcast_ref(), data) {
         (Some(StoreError::InUse { .. }), Some(data)) => anyhow!(

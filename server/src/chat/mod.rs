@@ -1,5 +1,5 @@
-//! The command `chat`: a conversation in the terminal, kept as a session. It calls the API of its own process, so that a
-//! conversation here obeys the same rules as one with a server.
+//! The command `chat`: a conversation in the terminal, kept as a session. It calls the API of its own process, so that
+//! the same rules apply as with a server.
 
 mod api;
 mod command;
@@ -24,8 +24,8 @@ use self::turn::Answer;
 use crate::cli::ChatArgs;
 use crate::generate::is_broken_pipe;
 
-/// Talks with the model in `files`, under a `name` of its own if it has one, until the lines end; returns whether all that came
-/// from a pipe succeeded.
+/// Runs a conversation with the model in `files` until the input ends; `name` is the model's name, if it has its own.
+/// Returns false if a line from a pipe failed.
 pub(crate) fn run(args: &ChatArgs, files: Files, name: Option<String>) -> Result<bool> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
@@ -65,7 +65,7 @@ async fn talk(args: &ChatArgs, local: &Local) -> Result<bool> {
                 }
             }
             Ok(Outcome::Answered(Answer { interrupts: 1, .. })) if is_terminal => note("(stopped; /more continues)"),
-            // Nobody would see the answers to the other lines of a pipe.
+            // From a pipe: nobody would see the answers to the other lines.
             Ok(Outcome::Answered(_) | Outcome::End) => break,
             Ok(Outcome::Done) => {}
             Err(error) if is_broken_pipe(&error) => return Err(error),
@@ -84,14 +84,14 @@ async fn talk(args: &ChatArgs, local: &Local) -> Result<bool> {
     Ok(sound || is_terminal)
 }
 
-/// What a line has led to.
+/// The result of a line.
 enum Outcome {
     Done,
     Answered(Answer),
     End,
 }
 
-/// Does what a line says.
+/// Executes a line.
 async fn follow(line: &str, conversation: &mut Conversation<'_>, interrupts: &mut Signal) -> Result<Outcome> {
     match command::parse(line).map_err(|error| anyhow!(error))? {
         Line::Empty => {}
@@ -121,7 +121,7 @@ async fn follow(line: &str, conversation: &mut Conversation<'_>, interrupts: &mu
     Ok(Outcome::Done)
 }
 
-/// Says who answers, and how to use this where people read it.
+/// Says which model answers and, on a terminal, how to use the chat.
 fn introduce(local: &Local, is_terminal: bool) {
     let name = &local.name;
     match local.reading {
@@ -137,7 +137,7 @@ fn introduce(local: &Local, is_terminal: bool) {
     }
 }
 
-/// The command that continues a conversation.
+/// Returns the command that continues a conversation.
 fn continuing(id: &str, args: &ChatArgs) -> String {
     let mut command = format!("tidegate chat --session {id}");
     for (flag, path) in [("--model", args.model.model.first()), ("--data-dir", args.sessions.data_dir.as_ref())] {
@@ -151,7 +151,7 @@ fn continuing(id: &str, args: &ChatArgs) -> String {
     command
 }
 
-/// A word for a shell.
+/// Quotes a word for a shell, if necessary.
 fn quoted(word: &str) -> String {
     let is_plain = |c: char| c.is_alphanumeric() || "/._-+=:@%,".contains(c);
     if !word.is_empty() && word.chars().all(is_plain) {
@@ -160,7 +160,7 @@ fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
 
-/// The lines of standard input, which a thread reads so that signals are heard meanwhile.
+/// Returns the lines of standard input. A thread reads them, so that signals are handled meanwhile.
 fn lines() -> mpsc::Receiver<io::Result<String>> {
     let (sender, receiver) = mpsc::channel(1);
     std::thread::spawn(move || {
@@ -174,7 +174,7 @@ fn lines() -> mpsc::Receiver<io::Result<String>> {
     receiver
 }
 
-/// Says something that is no part of the conversation.
+/// Prints a note to standard error, because it is not part of the conversation.
 fn note(text: &str) {
     eprintln!("{text}");
 }

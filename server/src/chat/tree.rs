@@ -5,8 +5,8 @@ use std::fmt::Write;
 
 use super::family::{Family, Version, short};
 
-/// The tree of a family: a version on each line, below its parent. A line of the drawing goes to the right where a version has
-/// several continuations. `head` is the current version.
+/// Draws the tree of a family: one version per line, below its parent. Lines are indented where a version has several
+/// continuations. `head` is the current version.
 pub(super) fn draw(family: &Family, head: &str) -> String {
     let places: HashMap<&str, usize> =
         family.versions.iter().enumerate().map(|(at, version)| (version.id.as_str(), at)).collect();
@@ -23,7 +23,8 @@ pub(super) fn draw(family: &Family, head: &str) -> String {
         heads.entry(&branch.head).or_default().push(branch.title());
     }
     let mut tree = String::new();
-    // A version, what is drawn before it, and what is drawn before its descendants. Not recursive: a conversation may be long.
+    // Each item: a version, the prefix of its line, and the prefix of its descendants' lines. The loop does not
+    // recurse, because a conversation may be long.
     let mut open: Vec<(usize, String, String)> =
         roots.into_iter().rev().map(|root| (root, String::new(), String::new())).collect();
     while let Some((at, before, below)) = open.pop() {
@@ -45,7 +46,7 @@ pub(super) fn draw(family: &Family, head: &str) -> String {
     tree
 }
 
-/// A version, and the branches that are at it, in words.
+/// Describes a version, and the branches whose head it is, in words.
 fn described(version: &Version, branches: &[&str]) -> String {
     let Version { id, tokens, label, tags, kept, text, .. } = version;
     let mut words = vec![short(id).to_owned(), format!("{tokens} tokens")];

@@ -1,4 +1,4 @@
-//! One turn: its answer is shown as it is generated, and Ctrl-C ends it.
+//! One turn: shows the answer as it is generated; Ctrl-C ends it.
 
 use std::io::Write;
 
@@ -8,17 +8,17 @@ use tokio::signal::unix::Signal;
 
 use super::api::Api;
 
-/// An answer that has been shown and is kept.
+/// An answer that has been shown and stored.
 #[derive(Debug, Default)]
 pub(super) struct Answer {
-    /// Whether the model ended it.
+    /// Whether the model ended the answer by itself.
     pub(super) is_complete: bool,
-    /// How often Ctrl-C was pressed meanwhile.
+    /// How many times Ctrl-C was pressed during the answer.
     pub(super) interrupts: usize,
 }
 
-/// Takes the turn that `body` asks for, and writes its answer to `out`. The first Ctrl-C ends the answer, which is kept as far
-/// as it was shown. A third one gives up waiting for that.
+/// Runs the turn that `body` requests, and writes its answer to `out`. The first Ctrl-C ends the answer, which is kept
+/// as far as it was shown. The third one stops waiting for that.
 pub(super) async fn take(
     api: &Api,
     path: &str,
@@ -61,7 +61,7 @@ pub(super) async fn take(
         writeln!(out)?;
     }
     if answer.interrupts == 0 {
-        // Nobody resumes it, and its events need not be kept.
+        // Nobody resumes the stream, so its events need not be kept.
         api.delete(&events.path).await?;
     }
     Ok(answer)

@@ -1,4 +1,4 @@
-//! The requested backend: the kernels of our own, or candle.
+//! The requested backend: our own kernels, or candle.
 
 use std::fmt;
 use std::path::Path;
@@ -12,22 +12,22 @@ use super::supported::{self, Described};
 /// The requested backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BackendChoice {
-    /// The kernels of our own where they support the model's family, else candle.
+    /// Our own kernels if they support the model's family, otherwise candle.
     #[default]
     Auto,
-    /// The kernels of our own.
+    /// Our own kernels.
     Native,
     /// Candle.
     Candle,
 }
 
-/// A text is not the name of a [`BackendChoice`].
+/// The error for a text that is not the name of a [`BackendChoice`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("must be auto, native or candle")]
 pub struct BackendChoiceError;
 
 impl BackendChoice {
-    /// Opens the device for a model on the backend that computes it.
+    /// Opens the device for a model, on the backend that can run the model.
     ///
     /// # Errors
     /// The backend does not support the model, or the device is not available to it.
@@ -43,7 +43,7 @@ impl BackendChoice {
         }
     }
 
-    /// Whether the device is available, before any model is known.
+    /// Checks whether the device is available, before any model is known.
     ///
     /// # Errors
     /// As for [`Self::open`].
@@ -52,7 +52,7 @@ impl BackendChoice {
             Self::Candle => device.open_for_candle().map(drop),
             Self::Native => device.open().map(drop),
             Self::Auto if device == DeviceChoice::Metal => device.open_for_candle().map(drop),
-            // Which backend a model needs shows later.
+            // Which backend a model needs is not known yet.
             Self::Auto => {
                 device.open().map(drop).or_else(|error| device.open_for_candle().map(drop).map_err(|_| error))
             }

@@ -11,16 +11,16 @@ pub enum DeviceChoice {
     Auto,
     /// The CPU.
     Cpu,
-    /// The CUDA device of this number.
+    /// The CUDA device with this number.
     Cuda(usize),
-    /// The GPU of a Mac, for the candle backend.
+    /// The GPU of a Mac; for the candle backend only.
     Metal,
-    /// CUDA's kernels on the CPU: for tests.
+    /// The CUDA kernels, emulated on the CPU for tests.
     #[cfg(feature = "cuda-emulator")]
     Emulator,
 }
 
-/// A text is not the name of a [`DeviceChoice`].
+/// The error for a text that is not the name of a [`DeviceChoice`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("must be cpu, cuda, cuda:N (N counts the devices from 0), metal or auto")]
 pub struct DeviceChoiceError;

@@ -1,4 +1,4 @@
-//! Models on a CUDA device: opens it, and distinguishes models that it lacks kernels for from broken checkpoints.
+//! Models on a CUDA device: opens the device, and tells models that it has no kernels for from broken checkpoints.
 
 use std::fmt;
 use std::path::Path;
@@ -27,12 +27,12 @@ impl OpenCuda {
         Self { ordinal: 0, device: CudaDevice::emulated() }
     }
 
-    /// The class of the device: its product name.
+    /// Returns the class of the device: `cuda` and its product name.
     pub(super) fn class(&self) -> String {
         format!("cuda {}", self.device.name())
     }
 
-    /// Loads the checkpoint in `folder` into its memory.
+    /// Loads the checkpoint in `folder` into the device's memory.
     ///
     /// # Errors
     /// [`DeviceError::Refused`] if the checkpoint is valid but the device has no kernels for it, [`LoadError`] if it is
@@ -41,7 +41,7 @@ impl OpenCuda {
         cuda::load(folder, &self.device).map_err(|error| self.sorted(error, || Stored::open(folder).is_ok()))
     }
 
-    /// A decoder of random weights for measurements.
+    /// Creates a decoder with random weights, for measurements.
     ///
     /// # Errors
     /// As for [`Self::load`].
@@ -50,7 +50,7 @@ impl OpenCuda {
         CudaDecoder::random(config, weights, seed, &self.device).map_err(|error| self.sorted(error, || sound))
     }
 
-    /// Tells apart errors of the model, of the device, and of the two together.
+    /// Tells errors of the model, of the device, and of their combination apart.
     fn sorted(&self, error: LoadError, sound: impl FnOnce() -> bool) -> OpenError {
         match error {
             LoadError::Cuda(CudaError::Unsupported(reason)) if sound() => {
@@ -61,7 +61,7 @@ impl OpenCuda {
     }
 }
 
-/// Whether the same model might be served on another device.
+/// Returns whether another device might serve the same model.
 pub(super) fn is_of_the_device(error: &OpenError) -> bool {
     matches!(
         error,

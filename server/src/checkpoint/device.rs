@@ -1,4 +1,4 @@
-//! The device that computes: opened on request, if this build and this machine have it.
+//! The device that computes. It is opened on request, if this build and this machine have it.
 
 use std::fmt;
 
@@ -28,7 +28,7 @@ impl DeviceChoice {
     /// Opens the requested device; `auto` falls back to the CPU, with a warning if the build supports CUDA.
     ///
     /// # Errors
-    /// A CUDA device was requested, and the build does not support CUDA or the machine has no such device.
+    /// A CUDA device was requested, but the build does not support CUDA or the machine has no such device.
     pub fn open(self) -> Result<OpenDevice, DeviceError> {
         match self {
             Self::Cpu => Ok(OpenDevice::Cpu),
@@ -57,8 +57,8 @@ impl DeviceChoice {
 }
 
 impl DeviceChoice {
-    /// Opens the requested device for the candle backend; `auto` takes the first that the build and the machine have of CUDA,
-    /// Metal and the CPU.
+    /// Opens the requested device for the candle backend. `auto` takes the first of CUDA, Metal and the CPU that both
+    /// the build and the machine have.
     ///
     /// # Errors
     /// The candle backend was built without the device, or the machine does not have it.
@@ -84,7 +84,7 @@ impl DeviceChoice {
 }
 
 impl OpenDevice {
-    /// Whether the CPU computes, in the memory of the process.
+    /// Returns whether the CPU computes, in the memory of this process.
     pub fn is_cpu(&self) -> bool {
         match self {
             Self::Cpu => true,
@@ -94,19 +94,19 @@ impl OpenDevice {
         }
     }
 
-    /// Whether candle computes.
+    /// Returns whether candle computes.
     pub fn is_candle(&self) -> bool {
         matches!(self, Self::Candle(_))
     }
 
-    /// The class of devices on which a request gives the same text. Sums of floats have another order on a GPU than on the
-    /// CPU, and matrix units round differently from one kind of GPU to the next.
+    /// Returns the class of devices on which a request gives the same text. A GPU adds floats in another order than the
+    /// CPU, and the matrix units of different kinds of GPU round differently.
     pub(super) fn class(&self) -> String {
         match self {
             Self::Cpu => "cpu".into(),
             #[cfg(feature = "cuda")]
             Self::Cuda(device) => device.class(),
-            // Its matrix products may depend on the width of the CPU's registers.
+            // Candle's matrix products may depend on the width of the CPU's vector registers.
             Self::Candle(Device::Cpu) => format!("{self} {}", candle::instruction_set()),
             Self::Candle(_) => self.to_string(),
         }

@@ -1,4 +1,4 @@
-//! The draft model: another checkpoint with the same tokens, on the CPU.
+//! The draft model: another checkpoint with the same tokens, which runs on the CPU.
 
 use super::choice::DeviceChoice;
 use super::error::OpenError;
@@ -8,10 +8,11 @@ use super::options::OpenOptions;
 use crate::engine::{DRAFT_SLOTS, DraftModel};
 use crate::text::Vocabulary;
 
-/// Loads the draft model of a model with this vocabulary, which has `vocab_size` logits. Returns also the bytes that it takes.
+/// Loads the draft model for a model with this vocabulary and `vocab_size` logits. Returns it with the bytes that it
+/// takes.
 ///
 /// # Errors
-/// It cannot be loaded, or its tokens are others.
+/// The draft model cannot be loaded, or its tokens differ.
 pub fn open_draft_model(
     files: &Files,
     vocabulary: &Vocabulary,
@@ -28,14 +29,14 @@ pub fn open_draft_model(
     if let Some(different) = first_difference(text.tokenizer.vocabulary(), vocabulary) {
         return Err(unsupported(format!("a draft model needs the tokens of the served model: {different}")));
     }
-    // Each slot's state, and a copy of it from before the drafts.
+    // Each slot has its state, and a copy of the state from before the drafts.
     let bytes = weights + (2 * model.slots() * model.slot_bytes()) as u64;
     let model = DraftModel::new(model, vocab_size).map_err(|error| unsupported(error.to_string()))?;
     Ok((model, bytes))
 }
 
-/// The first token that is not the same in both. Ids that only one of them has do not count: vocabularies are filled up to
-/// different sizes.
+/// Returns the first token that differs. Ids that only one vocabulary has do not count, because vocabularies are padded
+/// to different sizes.
 fn first_difference(draft: &Vocabulary, served: &Vocabulary) -> Option<String> {
     let quoted = |bytes: &[u8]| format!("\"{}\"", bytes.escape_ascii());
     let mut pairs = draft.tokens().zip(served.tokens()).enumerate();

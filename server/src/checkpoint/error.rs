@@ -1,4 +1,4 @@
-//! Why a checkpoint cannot be served, or a device not be used.
+//! Why a checkpoint cannot be served, or a device cannot be used.
 
 use std::path::PathBuf;
 
@@ -15,12 +15,12 @@ use crate::text::{GrammarError, TextError};
 /// Why a checkpoint cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// Something that is not a checkpoint of ours.
+    /// The path is not a supported checkpoint.
     #[error("{path}: {reason}")]
     Unsupported {
-        /// What was named.
+        /// The given path.
         path: PathBuf,
-        /// Why it cannot be loaded, and what can.
+        /// Why it cannot be loaded, and what would be accepted.
         reason: String,
     },
     /// `config.json` is wrong.
@@ -31,33 +31,33 @@ pub enum OpenError {
         /// What is wrong.
         source: ConfigError,
     },
-    /// The requested device.
+    /// The requested device cannot be used.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// The weights.
+    /// The weights cannot be loaded.
     #[error(transparent)]
     Load(#[from] LoadError),
-    /// The tokenizer.
+    /// The tokenizer or the chat template cannot be loaded.
     #[error(transparent)]
     Text(#[from] TextError),
-    /// The recommended sampling parameters.
+    /// The recommended sampling parameters are invalid.
     #[error("generation_config.json: {0}")]
     Sampling(#[from] SamplingError),
-    /// The vocabulary, for grammars.
+    /// The vocabulary cannot be used for grammars.
     #[error(transparent)]
     Grammar(#[from] GrammarError),
-    /// The slots.
+    /// The slots cannot be allocated.
     #[error("the states of {slots} slots cannot be allocated: {source}")]
     Slots {
-        /// How many were requested.
+        /// Number of requested slots.
         slots: usize,
-        /// Why not.
+        /// The cause.
         source: ModelError,
     },
-    /// The engine.
+    /// The engine cannot be started.
     #[error(transparent)]
     Engine(#[from] EngineError),
-    /// The secret.
+    /// The secret is invalid.
     #[error(transparent)]
     Secret(#[from] KeyError),
     /// A file could not be read for the fingerprint.
@@ -65,7 +65,7 @@ pub enum OpenError {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: std::io::Error,
     },
 }
@@ -73,13 +73,13 @@ pub enum OpenError {
 /// Why the requested device cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
-    /// The build supports the CPU alone.
+    /// The build supports only the CPU.
     #[error(
         "--device {0}: this build does not support CUDA; choose cpu or auto, or build with \
          cargo build --release --features tidegate-server/cuda"
     )]
     NotBuilt(DeviceChoice),
-    /// Only candle computes on Metal.
+    /// Only candle runs on Metal.
     #[error("--device metal: the kernels of our own do not run on Metal; add --backend candle, or choose cpu or auto")]
     NotNative,
     /// The candle backend was built without the device.
@@ -88,20 +88,20 @@ pub enum DeviceError {
          cargo build --release --features tidegate-server/{feature}"
     )]
     NotBuiltForCandle {
-        /// The request.
+        /// The requested device.
         choice: DeviceChoice,
-        /// The feature that it needs.
+        /// The feature that would be needed.
         feature: &'static str,
     },
     /// The machine has no such device, or it is not available.
     #[error("--device {choice}: {reason}; choose cpu or auto, or one of the devices that nvidia-smi lists")]
     Absent {
-        /// The request.
+        /// The requested device.
         choice: DeviceChoice,
         /// The reason.
         reason: String,
     },
-    /// The device has too little memory, or has failed.
+    /// The device has too little memory, or it failed.
     #[error("{device} cannot serve this model: {reason}")]
     Unable {
         /// The device.

@@ -1,4 +1,4 @@
-//! What a snapshot and an answer depend on, as digests of a checkpoint's files.
+//! Digests of a checkpoint's files, on which snapshots and answers depend.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read};
@@ -20,13 +20,13 @@ pub(super) struct Digests {
     architecture: [u8; 32],
     weights: [u8; 32],
     tokenizer: [u8; 32],
-    /// Of recommended settings and chat templates.
+    /// The digests of the recommended settings and the chat templates.
     beside: [[u8; 32]; 3],
 }
 
 impl Digests {
-    /// Computes them on another thread while the checkpoint loads: hashing a billion weights takes seconds. `vocabulary` is RWKV's
-    /// vocabulary file of a model that is one file without one in its folder.
+    /// Starts computing the digests on another thread while the checkpoint loads: hashing a billion weights takes
+    /// seconds. `vocabulary` is RWKV's vocabulary file, for a model in one file that has none in its folder.
     pub(super) fn start(folder: &Path, vocabulary: Option<&Path>) -> Result<Pending, OpenError> {
         let wanted = Arc::new(());
         let (path, vocabulary) = (folder.to_path_buf(), vocabulary.map(Path::to_path_buf));
@@ -37,11 +37,12 @@ impl Digests {
         Ok(Pending { thread, wanted })
     }
 
-    /// The digest of a missing file is zeros; the loader reports files that the model needs.
+    /// Computes the digests. A missing file has a digest of zeros; the loader reports missing files that the model
+    /// needs.
     fn of(folder: &Path, vocabulary: Option<&Path>, wanted: &Weak<()>) -> Result<Self, OpenError> {
         let of = |path: &Path| -> Result<_, OpenError> { Ok(digest(path, wanted)?.unwrap_or_default()) };
         let [architecture, weights, tokenizer] = if folder.is_file() {
-            // A GGUF file has all three; others have all but the vocabulary.
+            // A GGUF file contains all three; other files lack the vocabulary.
             let is_gguf = FileKind::of(folder)? == FileKind::Gguf;
             let vocabulary = if is_gguf { None } else { vocabulary_of_file(folder, vocabulary) };
             let file = of(folder)?;
@@ -61,10 +62,11 @@ impl Digests {
         Ok(Self { architecture, weights, tokenizer, beside })
     }
 
-    /// What a snapshot must match to continue here.
+    /// Returns what a snapshot must match to be continued with this model.
     ///
-    /// A rounded state continues differently from an exact one, so the number format of states is part of the architecture, and
-    /// so is `candle`, the family where candle computes. The device is not: a session can move between the CPU and CUDA.
+    /// A rounded state continues differently from an exact one, so the number format of states is part of the
+    /// architecture. So is `candle`, the model's family if candle computes it. The device is not: a session can move
+    /// between the CPU and CUDA.
     pub(super) fn model(&self, state: StateType, candle: Option<&'static str>) -> Fingerprint {
         let mut architecture = self.architecture;
         if let Some(family) = candle {
@@ -81,8 +83,8 @@ impl Digests {
         Fingerprint { architecture: hex(&architecture), weights: hex(&self.weights), tokenizer: hex(&self.tokenizer) }
     }
 
-    /// A short name for the weights, the tokenizer, the recommended settings, the server's version and the class of device: if
-    /// it is the same, the same request and seed give the same text.
+    /// Returns a short name for the combination of weights, tokenizer, recommended settings, server version and device
+    /// class. If it is the same, the same request and seed give the same text.
     pub(super) fn system(&self, model: &Fingerprint, class: &str) -> String {
         let mut hash = Sha256::new().chain_update(env!("CARGO_PKG_VERSION"));
         for part in [&model.architecture, &model.weights, &model.tokenizer] {
@@ -94,15 +96,16 @@ impl Digests {
     }
 }
 
-/// Digests that a thread computes. If it is dropped, because the checkpoint cannot be loaded, the thread stops.
+/// The digests that a thread is computing. If this is dropped because the checkpoint cannot be loaded, the thread
+/// stops.
 pub(super) struct Pending {
     thread: JoinHandle<Result<Digests, OpenError>>,
-    /// The thread goes on while this lives.
+    /// The thread runs as long as this exists.
     wanted: Arc<()>,
 }
 
 impl Pending {
-    /// Waits for them.
+    /// Waits for the digests.
     pub(super) fn wait(self) -> Result<Digests, OpenError> {
         let Self { thread, wanted } = self;
         let digests = thread.join().unwrap_or_else(|panic| resume_unwind(panic));
@@ -111,7 +114,7 @@ impl Pending {
     }
 }
 
-/// The SHA-256 of a file; `None` if there is no such file, or nobody wants it any more.
+/// Returns the SHA-256 of a file; `None` if there is no such file, or if the digest is no longer wanted.
 fn digest(path: &Path, wanted: &Weak<()>) -> Result<Option<[u8; 32]>, OpenError> {
     let failed = |source| OpenError::Read { path: path.into(), source };
     let mut file = match File::open(path) {
@@ -146,7 +149,7 @@ mod tests {
         assert!(hex(&of().unwrap()).starts_with("ba7816bf8f01cfea414140de5dae2223"));
     }
 
-    /// Without that, the thread would read a file without an end for ever.
+    /// Otherwise, the thread would read an endless file forever.
     #[test]
     #[cfg(unix)]
     fn digests_that_nobody_waits_for_are_stopped() {
@@ -171,19 +174,19 @@ mod tests {
         let otherwise = fingerprint();
         assert_ne!(quantised.weights, otherwise.weights);
         assert_eq!(quantised.architecture, otherwise.architecture);
-        // If both exist, the safetensors are loaded.
+        // If both files exist, the safetensors file is loaded.
         write("model.safetensors", "quantised");
         assert_eq!(fingerprint(), quantised);
         // Rounded states continue differently.
         assert_ne!(of(StateType::Bf16).architecture, quantised.architecture);
         assert_eq!(of(StateType::Bf16).weights, quantised.weights);
-        // Candle keeps other states, and continues with other bits.
+        // Candle keeps its states in another form, and its results differ in the last bits.
         let by = |family| digests().model(StateType::F32, family);
         let [mamba, rwkv] = ["mamba", "rwkv6"].map(|family| by(Some(family)).architecture);
         assert!(mamba != rwkv && mamba != quantised.architecture);
         let system = |model: &Fingerprint, class: &str| digests().system(model, class);
         assert_ne!(system(&quantised, "cpu"), system(&otherwise, "cpu"));
-        // Another device gives another text, and continues the same sessions.
+        // Another device may give another text, but continues the same sessions.
         assert_ne!(system(&quantised, "cpu"), system(&quantised, "cuda NVIDIA H200"));
     }
 

@@ -1,4 +1,4 @@
-//! Loads the parts of a checkpoint: decoder and slots, and what belongs to its text.
+//! Loads the parts of a checkpoint: the decoder and its slots, and the text files.
 
 use std::path::{Path, PathBuf};
 
@@ -18,33 +18,34 @@ use super::whole;
 use crate::engine::recommended_sampling;
 use crate::text::{ChatTemplate, Tokenizer};
 
-/// Default number of conversations that run at once on a CPU: more of them slow each other down.
+/// Default number of concurrent conversations on the CPU: more would slow each other down.
 pub const CPU_SLOTS: usize = 64;
 
-/// Most slots that a CUDA device gets by default: with more, each token takes the time of several steps.
+/// Maximum default number of slots on a CUDA device: with more, each token would take the time of several steps.
 pub const MOST_GPU_SLOTS: usize = 1 << 14;
 
 /// The files of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Files {
-    /// The folder, or the file that is a model.
+    /// The model's folder, or the file that holds the whole model.
     pub path: PathBuf,
-    /// RWKV's vocabulary file, for a file that has none in its folder.
+    /// RWKV's vocabulary file, for a model in one file that has none in its folder.
     pub vocabulary: Option<PathBuf>,
 }
 
-/// What a model has besides its weights.
+/// The parts of a model besides its weights.
 pub struct TextFiles {
-    /// Its tokens.
+    /// The tokenizer.
     pub tokenizer: Tokenizer,
-    /// How a conversation is written, for a model of conversations.
+    /// How conversations are formatted, if the model is a chat model.
     pub template: Option<ChatTemplate>,
-    /// How tokens are sampled unless a request says otherwise.
+    /// The default sampling parameters, used unless a request overrides them.
     pub sampling: SamplingParams,
 }
 
 impl TextFiles {
-    /// Those of the model in `folder`, with its number of tokens and those that end a text. vocabulary: of a file that has none
+    /// Loads the text files of the model in `folder`, which has `vocab_size` tokens and the end-of-text ids `eos`.
+    /// `vocabulary` is RWKV's vocabulary file, for a model in one file that has none in its folder.
     ///
     /// # Errors
     /// A file is missing or wrong.
@@ -64,7 +65,7 @@ impl TextFiles {
 /// A decoder and its slots.
 pub(super) type Loaded<B> = (B, Pool<<B as Backend>::States>);
 
-/// A model of our own kernels on the CPU, with so many slots; 0 means [`CPU_SLOTS`].
+/// Loads a model with our own kernels on the CPU, with this many slots; 0 means [`CPU_SLOTS`].
 pub(super) fn on_cpu(folder: &Path, slots: usize, state: StateType) -> Result<Loaded<Decoder>, OpenError> {
     let stored = Stored::open(folder)?;
     let decoder = stored.decoder()?;
@@ -76,7 +77,7 @@ pub(super) fn on_cpu(folder: &Path, slots: usize, state: StateType) -> Result<Lo
     Ok((decoder, pool.map_err(|source| OpenError::Slots { slots, source })?))
 }
 
-/// The same on a CUDA device; 0 slots mean as many as its memory holds.
+/// Like [`on_cpu`], but on a CUDA device; 0 slots means as many as fit into its memory.
 #[cfg(feature = "cuda")]
 pub(super) fn on_cuda(
     folder: &Path,
@@ -93,7 +94,7 @@ pub(super) fn on_cuda(
     Ok((decoder, pool))
 }
 
-/// The same for a model that candle computes.
+/// Like [`on_cpu`], but for a model that candle computes.
 pub(super) fn by_candle(
     folder: &Path,
     device: &Device,
@@ -111,7 +112,8 @@ pub(super) fn by_candle(
     Ok((decoder, pool.map_err(|source| OpenError::Slots { slots, source })?))
 }
 
-/// Bytes of a model's weights on the CPU. A decoder counts what a token reads, which may be less than the file has.
+/// Returns the bytes of a model's weights on the CPU. The decoder counts what a token reads, which may be less than the
+/// file holds.
 pub(super) fn resident_weights(folder: &Path, decoder: &impl Backend) -> u64 {
     let files = checkpoint::weights_files(folder).unwrap_or_default();
     let stored = files.iter().map(|path| std::fs::metadata(path).map_or(0, |file| file.len())).sum::<u64>();

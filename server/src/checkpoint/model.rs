@@ -1,4 +1,4 @@
-//! A model and what belongs to its text, without an engine: a draft model, and what `eval` measures.
+//! A model and its text files, without an engine: for the draft model and for `eval`.
 
 use std::path::Path;
 
@@ -16,17 +16,17 @@ use super::load::{Loaded, TextFiles, by_candle, on_cpu, resident_weights};
 use super::options::OpenOptions;
 use super::supported;
 
-/// A model that is loaded, and its tokens.
+/// A loaded model.
 pub struct Model {
     /// The model, with empty slots.
     pub model: Box<dyn LanguageModel>,
-    /// What it has besides its weights.
+    /// Its tokenizer, chat template and default sampling parameters.
     pub text: TextFiles,
-    /// Bytes of its weights in this process's memory, if the CPU computes it.
+    /// Bytes of the weights in this process's memory, if the CPU runs the model.
     pub weights: u64,
 }
 
-/// Loads the checkpoint in `folder`, or the file that is a whole model.
+/// Loads the checkpoint in `folder`, or the file that holds the whole model.
 ///
 /// # Errors
 /// The device is not available or cannot run the model, or a file is missing or wrong.

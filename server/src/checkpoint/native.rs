@@ -1,17 +1,18 @@
-//! Whether a file may be RWKV-7 as its author publishes it: its beginning says so, before the rest is downloaded.
+//! Tells from the start of a file, before the rest is downloaded, whether it may be RWKV-7 as its author publishes it.
 
-/// What a zip archive begins with.
+/// The first bytes of a zip archive.
 const ZIP: &[u8] = b"PK\x03\x04";
-/// The end of the name of the archive's file that has the names of all tensors.
+/// The end of the name of the archive member that has the names of all tensors.
 const PICKLE: &[u8] = b"/data.pkl";
-/// Most bytes before the contents of the archive's first file.
+/// Maximum number of bytes before the contents of the archive's first member.
 const MOST_BEFORE: usize = 512;
-/// What names of tensors begin with.
+/// The prefix of tensor names.
 const BLOCK: &str = "blocks.0.";
-/// Parts of the names that tensors had in earlier versions.
+/// Parts of tensor names that only earlier versions of RWKV have.
 const EARLIER: [&str; 2] = ["att.time_decay", "att.time_mix_k"];
 
-/// Why a file `name` that begins with these bytes, 64 KiB or all that there are, is not RWKV-7 as its author publishes it.
+/// Returns why the file `name` is not RWKV-7 as its author publishes it. `head` has its first 64 KiB, or all of it if
+/// it is smaller; `None` if it may be.
 pub fn refused_native(name: &str, head: &[u8]) -> Option<String> {
     let is_pth = !name.ends_with(".safetensors");
     if is_pth && !head.starts_with(ZIP) {
@@ -23,7 +24,7 @@ pub fn refused_native(name: &str, head: &[u8]) -> Option<String> {
     if EARLIER.into_iter().any(|part| has(head, part.as_bytes())) {
         return Some(format!("{name} is RWKV of a version before 7, which is read from folders alone"));
     }
-    // PyTorch and safetensors write names first. Other programs may order an archive otherwise.
+    // PyTorch and safetensors write the names first. Other programs may order an archive differently.
     let begins_with_names = !is_pth || has(&head[..head.len().min(MOST_BEFORE)], PICKLE);
     (begins_with_names && !has(head, BLOCK.as_bytes()))
         .then(|| format!("{name} is not RWKV-7 as its author publishes it: no tensor is named {BLOCK}…"))
@@ -54,7 +55,7 @@ mod tests {
             let reason = refused_native(name, &head).unwrap();
             assert!(reason.starts_with(words), "{reason}");
         }
-        // An archive whose names follow later.
+        // An archive in which the names come later.
         assert_eq!(refused_native("x.pth", &[ZIP, &[0; 26][..], b"x/data/0", &[7; 600]].concat()), None);
     }
 }

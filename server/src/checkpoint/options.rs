@@ -1,4 +1,4 @@
-//! How a checkpoint is served.
+//! The options for serving a checkpoint.
 
 use std::path::PathBuf;
 
@@ -10,38 +10,38 @@ use super::load::Files;
 use crate::engine::EngineOptions;
 use crate::text::HelperCommand;
 
-/// How a checkpoint is served.
+/// The options for serving a checkpoint.
 #[derive(Clone, Debug)]
 pub struct OpenOptions {
-    /// The model name of requests; [`model_name`] by default.
+    /// The model's name in requests; [`model_name`] by default.
     pub name: Option<String>,
-    /// Whether it answers to every other name as well.
+    /// Whether the model also answers requests for any other name.
     pub any_name: bool,
-    /// RWKV's vocabulary file, for a model that is one file and has none in its folder.
+    /// RWKV's vocabulary file, for a model in one file that has none in its folder.
     pub vocabulary: Option<PathBuf>,
-    /// What computes.
+    /// The backend that computes.
     pub backend: BackendChoice,
     /// The device that computes.
     pub device: DeviceChoice,
-    /// Conversations that run at once; 0 means 64 on the CPU, and as many as fit into a CUDA device's memory.
+    /// Number of concurrent conversations; 0 means 64 on the CPU, and as many as fit into memory on a CUDA device.
     pub slots: usize,
-    /// The number format of their states.
+    /// The number format of the conversations' states.
     pub state: StateType,
-    /// Longest prompt, in tokens; the model bounds a source as well.
+    /// Maximum prompt length in tokens; the model also limits the length of a source.
     pub max_prompt_tokens: usize,
-    /// Longest answer, in tokens.
+    /// Maximum answer length in tokens.
     pub max_tokens: usize,
-    /// Bytes of the prefix cache; 0 disables it.
+    /// Maximum bytes of the prefix cache; 0 disables it.
     pub prefix_bytes: usize,
-    /// Most prefixes of one owner.
+    /// Maximum number of prefixes per owner.
     pub prefixes_per_owner: usize,
-    /// The secret that snapshots are signed and encrypted with, if any.
+    /// The secret with which snapshots are signed and encrypted, if any.
     pub secret: Option<Vec<u8>>,
-    /// The process that tries grammars before the server compiles them; without one, they are compiled at once.
+    /// The helper process that tries grammars before the server compiles them; without one, they are compiled directly.
     pub grammar_helper: Option<HelperCommand>,
-    /// Whether tokens that have followed others earlier in a text are proposed as drafts.
+    /// Whether to use prompt lookup: tokens that followed the same tokens earlier in a text become draft tokens.
     pub lookup: bool,
-    /// A smaller model with the same tokens, which proposes drafts.
+    /// A smaller model with the same tokens, which proposes draft tokens.
     pub draft_model: Option<Files>,
     /// The engine's settings.
     pub engine: EngineOptions,

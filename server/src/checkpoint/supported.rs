@@ -1,4 +1,5 @@
-//! Why something that is not one of our checkpoints cannot be loaded: another architecture, in a folder or a file.
+//! Explains why a folder or file that is not a supported checkpoint cannot be loaded, such as one with another
+//! architecture.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -12,10 +13,10 @@ use tidegate_model::{DecoderConfig, candle, checkpoint};
 
 use super::error::OpenError;
 
-/// What messages refer to.
+/// Where messages refer the user.
 const DOCUMENT: &str = "see docs/models.md";
 
-/// Beginnings of the `model_type` of models with softmax attention over their whole text.
+/// Prefixes of the `model_type` of models with softmax attention over the whole text.
 const GROWING: [&str; 38] = [
     "aya",
     "baichuan",
@@ -57,22 +58,22 @@ const GROWING: [&str; 38] = [
     "yi",
 ];
 
-/// Parts of the `model_type` of models with a memory of constant size, of another kind than ours.
+/// Parts of the `model_type` of models with a state of constant size, but of a kind that is not supported.
 const OTHER_RECURRENT: [&str; 7] = ["mamba", "rwkv", "retnet", "hgrn", "griffin", "xlstm", "deltanet"];
 
-/// Those that are served: the first four by kernels of our own.
+/// The supported values of `model_type`: our own kernels compute the first four.
 const SUPPORTED: [&str; 7] = ["rfa_gate", "rfa_seq2seq", "rwkv7", "mamba2", "mamba", "rwkv5", "rwkv6"];
 
 /// The config of a model that can be served.
 pub(super) enum Described {
-    /// The kernels of our own compute it; candle may too.
+    /// Our own kernels can compute the model; candle may be able to as well.
     Own(Box<DecoderConfig>),
-    /// Candle alone computes it.
+    /// Only candle can compute the model.
     Candle(Box<candle::Config>),
 }
 
 impl Described {
-    /// The number of tokens.
+    /// Returns the number of tokens in the vocabulary.
     pub(super) fn vocab_size(&self) -> usize {
         match self {
             Self::Own(config) => config.vocab_size,
@@ -80,7 +81,7 @@ impl Described {
         }
     }
 
-    /// The tokens that end a text.
+    /// Returns the tokens that end a text.
     pub(super) fn eos(&self) -> &[u32] {
         match self {
             Self::Own(config) => config.eos_token_id.as_slice(),
@@ -88,7 +89,7 @@ impl Described {
         }
     }
 
-    /// Bytes of one conversation's state in f32.
+    /// Returns the bytes of one conversation's state in f32.
     pub(super) fn state_bytes(&self) -> usize {
         match self {
             Self::Own(config) => config.state_bytes(),
@@ -108,24 +109,24 @@ impl Described {
     }
 }
 
-/// What GGUF files begin with.
+/// The first bytes of a GGUF file.
 const MAGIC: &[u8] = b"GGUF";
 
-/// What a GGUF file says that needs the other files of its folder.
+/// Architectures of GGUF files that need the other files of a model's folder.
 const IN_FOLDERS: [&str; 3] = ["rfagate", "rfa_gate", "rfa_seq2seq"];
 
-/// Refuses a path that is no checkpoint of ours, and a config that is wrong, with the path and the reason. A folder that
-/// does not exist is left to the loader.
+/// Refuses a path that is not a supported checkpoint, or whose config is wrong, with the path and the reason. Accepts a
+/// folder without a config or any model file; the loader reports it.
 pub(super) fn check(path: &Path) -> Result<(), OpenError> {
     checked(path).map(drop)
 }
 
-/// The config of a folder that is one of ours.
+/// Returns the config of a checkpoint; fails if there is none.
 pub(super) fn config(path: &Path) -> Result<Described, OpenError> {
     checked(path)?.ok_or_else(|| OpenError::Read { path: path.join("config.json"), source: ErrorKind::NotFound.into() })
 }
 
-/// The config, if there is one.
+/// Returns the config of a checkpoint, if there is one.
 pub(super) fn checked(path: &Path) -> Result<Option<Described>, OpenError> {
     let refused = |reason: String| Err(OpenError::Unsupported { path: path.into(), reason });
     if path.is_file() {
@@ -155,18 +156,18 @@ pub(super) fn checked(path: &Path) -> Result<Option<Described>, OpenError> {
     }
 }
 
-/// Why a model with this `config.json` cannot be loaded, whatever its other files are.
+/// Returns why a model with this `config.json` cannot be loaded, whatever its other files are; `None` if it can.
 pub fn refused_config(config: &str) -> Option<String> {
     other_model(config).or_else(|| Described::from_json(config).err().map(|error| format!("config.json: {error}")))
 }
 
-/// Why a model with this `model_type` cannot be loaded.
+/// Returns why a model with this `model_type` cannot be loaded; `None` if it can.
 pub fn refused_type(kind: &str) -> Option<String> {
     (!SUPPORTED.contains(&kind)).then(|| unsupported("model_type", kind, &SUPPORTED))
 }
 
-/// Why a file `name` that begins with these bytes is no GGUF file of a whole model. Without an architecture among them, the whole
-/// file has to say.
+/// Returns why a file `name` that starts with these bytes is not a GGUF file of a whole model. If the bytes do not
+/// state an architecture, the answer is `None`, because only the whole file can tell.
 pub fn refused_gguf(name: &str, head: &[u8]) -> Option<String> {
     if !head.starts_with(MAGIC) {
         return Some(format!("{name} is not a GGUF file"));
@@ -176,7 +177,7 @@ pub fn refused_gguf(name: &str, head: &[u8]) -> Option<String> {
     Some(format!("{name} is a GGUF file whose {}", unsupported("architecture", &kind, &supported)))
 }
 
-/// Why the model of a `config.json` is not supported; `None` if it is one of ours, or has no type.
+/// Returns why the model of a `config.json` is not supported; `None` if it is supported, or if its type is unknown.
 fn other_model(config: &str) -> Option<String> {
     let config: Value = serde_json::from_str(config).ok()?;
     refused_type(config.get("model_type")?.as_str()?)
@@ -195,12 +196,12 @@ fn unsupported(name: &str, kind: &str, supported: &[&str]) -> String {
     format!("{name} {shown:?} is not supported{why}; supported are {}, {DOCUMENT}", supported.join(", "))
 }
 
-/// Whether a GGUF file of this architecture is a whole model.
+/// Returns whether a GGUF file with this architecture is a whole model.
 fn is_whole(architecture: &str) -> bool {
     checkpoint::gguf_architectures().any(|known| known == architecture)
 }
 
-/// Why a file cannot be loaded, or not by its folder.
+/// Returns why a file cannot be loaded, or not by naming its folder.
 fn file(path: &Path) -> String {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     match architecture(path) {
@@ -222,18 +223,18 @@ fn file(path: &Path) -> String {
     }
 }
 
-/// The first file of a folder, by name, that may be a whole model.
+/// Returns the first file in a folder, by name, that may be a whole model.
 fn whole_in(folder: &Path) -> Option<std::path::PathBuf> {
     let files = std::fs::read_dir(folder).ok()?.filter_map(|entry| Some(entry.ok()?.path()));
     files.filter(|path| is_named(path, &["gguf", "pth"])).min()
 }
 
-/// Whether a file's name ends so.
+/// Returns whether the file's extension is one of `ends`.
 fn is_named(path: &Path, ends: &[&str]) -> bool {
     path.extension().and_then(OsStr::to_str).is_some_and(|extension| ends.contains(&extension))
 }
 
-/// The architecture that a GGUF file names, or an empty text if it names none where files have it; `None` for other files.
+/// Returns the architecture that a GGUF file states, or an empty text if it states none; `None` for other files.
 fn architecture(path: &Path) -> Option<String> {
     let mut head = Vec::new();
     File::open(path).ok()?.take(4096).read_to_end(&mut head).ok()?;
@@ -245,11 +246,11 @@ fn architecture(path: &Path) -> Option<String> {
     {
         return Some(found.to_owned());
     }
-    // A file that is cut off or broken may still say what it is.
+    // A truncated or broken file may still state what it is.
     Some(named(&head).unwrap_or_default())
 }
 
-/// The architecture that the first bytes of a GGUF file name.
+/// Returns the architecture that the first bytes of a GGUF file state.
 fn named(head: &[u8]) -> Option<String> {
     let key = b"general.architecture";
     let at = head.windows(key.len()).position(|window| window == key)?;
@@ -309,7 +310,7 @@ mod tests {
         let words =
             "x.gguf is a GGUF file whose architecture \"llama\" is not supported: its memory grows with the text";
         assert!(refused_gguf("x.gguf", &head("llama")).unwrap().starts_with(words));
-        // The architecture may follow later.
+        // The architecture may come later in the file.
         assert_eq!(refused_gguf("x.gguf", &head("rwkv7")[..30]), None);
         assert_eq!(refused_gguf("x.gguf", b"<html>").unwrap(), "x.gguf is not a GGUF file");
     }
@@ -336,7 +337,7 @@ mod tests {
         assert!(reason(&path).contains("a model is a folder, with the file as model.gguf"), "{}", reason(&path));
         write("mamba");
         assert!(reason(&path).contains("is not supported: its memory is of another kind"), "{}", reason(&path));
-        // A whole model is opened; this one says nowhere what it is.
+        // This should be a whole model to open, but it does not state its architecture.
         write("rwkv7");
         assert_eq!(reason(&path), "model-q4.gguf: general.architecture must be given, found none");
         let in_folder =

@@ -1,4 +1,4 @@
-//! The tokenizer, the chat template and the name of a model that is one file.
+//! The tokenizer, chat template and name of a model in one file.
 
 mod byte_pairs;
 mod sampling;
@@ -13,10 +13,10 @@ use tidegate_model::checkpoint::{self, FileKind, Metadata, MetadataError};
 use super::error::OpenError;
 use crate::text::{ChatTemplate, TextError, Tokenizer};
 
-/// What llama.cpp's converter writes in place of a template where it has none.
+/// What llama.cpp's converter writes instead of a chat template if it has none.
 const NO_TEMPLATE: &str = "rwkv-world";
 
-/// Tokens that templates may write, and where their ids are.
+/// Tokens that templates may use, and the metadata keys of their ids.
 const TEMPLATE_TOKENS: [(&str, &str); 4] = [
     ("bos_token", "tokenizer.ggml.bos_token_id"),
     ("eos_token", "tokenizer.ggml.eos_token_id"),
@@ -24,10 +24,10 @@ const TEMPLATE_TOKENS: [(&str, &str); 4] = [
     ("pad_token", "tokenizer.ggml.padding_token_id"),
 ];
 
-/// Most bytes of a name.
+/// Maximum length of a name in bytes.
 const MOST_NAME: usize = 128;
 
-/// The name that a GGUF file gives its model, if it can be one.
+/// Returns the name that a GGUF file gives its model, if it is a usable name.
 pub(super) fn name(file: &Path) -> Option<String> {
     FileKind::of(file).ok().filter(|kind| *kind == FileKind::Gguf)?;
     let metadata = checkpoint::metadata(file).ok()?;
@@ -36,8 +36,8 @@ pub(super) fn name(file: &Path) -> Option<String> {
     fits.then(|| name.to_owned())
 }
 
-/// The text side of the model in `file`. `eos` are the ids that end a text; `vocabulary` is RWKV's vocabulary file, if the model
-/// needs one and has none in its folder.
+/// Returns the tokenizer and the chat template of the model in `file`. `eos` has the ids that end a text; `vocabulary`
+/// is RWKV's vocabulary file, if the model needs one and has none in its folder.
 pub(super) fn text(
     file: &Path,
     vocabulary: Option<&Path>,
@@ -61,7 +61,7 @@ pub(super) fn text(
     Ok((tokenizer, template))
 }
 
-/// The tokenizer of the kind that llama.cpp calls by one of these names, with the file's recommended parameters.
+/// Returns the tokenizer, of whichever kind llama.cpp names in the file, with the file's recommended parameters.
 fn tokenizer(metadata: &Metadata, vocab_size: usize) -> Result<Tokenizer, String> {
     let defaults = sampling::recommended(metadata).map_err(|error| error.to_string())?;
     match metadata.text("tokenizer.ggml.model").map_err(|error| error.to_string())? {
@@ -89,7 +89,7 @@ fn tokenizer(metadata: &Metadata, vocab_size: usize) -> Result<Tokenizer, String
     }
 }
 
-/// The tokens that a template may write.
+/// Returns the tokens that a template may use.
 fn template_tokens(metadata: &Metadata) -> Result<Vec<(&'static str, String)>, MetadataError> {
     let mut tokens = Vec::new();
     for (name, key) in TEMPLATE_TOKENS {

@@ -1,4 +1,4 @@
-//! What the command line prints about itself: completions for shells, and man pages.
+//! What the command line prints about itself: shell completions and man pages.
 
 use std::io::{ErrorKind, Write};
 
@@ -6,12 +6,12 @@ use anyhow::{Context, Result};
 use clap::Command;
 use clap_complete::Shell;
 
-/// Prints the completions of a program for a shell.
+/// Prints the program's completions for a shell.
 pub(crate) fn print_completions(program: Command, shell: Shell) -> Result<()> {
     print(&completions(program, shell))
 }
 
-/// Prints the man page of a command, or of the program.
+/// Prints the man page of a command, or of the program itself.
 pub(crate) fn print_man_page(program: Command, name: Option<&str>) -> Result<()> {
     print(&man_page(program, name)?)
 }
@@ -23,7 +23,7 @@ fn completions(mut program: Command, shell: Shell) -> Vec<u8> {
 }
 
 fn man_page(mut program: Command, name: Option<&str>) -> Result<Vec<u8>> {
-    // Gives the commands their full names.
+    // This gives the commands their full names.
     program.build();
     let command = match name {
         None => &program,

@@ -64,7 +64,7 @@ pub(crate) struct BenchArgs {
     /// cpu, cuda, cuda:N, metal (candle alone), or auto: the first usable GPU, else the CPU
     #[arg(long, env = "TIDEGATE_DEVICE", value_name = "DEVICE", default_value_t)]
     pub(crate) device: DeviceChoice,
-    /// Numbers of compute threads [default: one per core]
+    /// Thread counts to measure [default: one per core]
     #[arg(long, env = "TIDEGATE_THREADS", value_delimiter = ',', value_name = "COUNTS", value_parser = within(1, 1024))]
     pub(crate) threads: Vec<usize>,
     /// Tokens that every row has read before the measurement
@@ -79,13 +79,13 @@ pub(crate) struct BenchArgs {
     /// Decode steps of one measurement, after a warm-up step [default: 32]; with --draft, tokens of a text [default: 400]
     #[arg(long, value_name = "STEPS", value_parser = within(1, 1_000_000))]
     pub(crate) steps: Option<usize>,
-    /// Measurements of every case
+    /// Number of measurements of each case
     #[arg(long, value_name = "ROUNDS", default_value_t = 7, value_parser = within(1, 1000))]
     pub(crate) rounds: usize,
-    /// Measure what drafts save: code, a table and prose with drafts and without
+    /// Measure the speedup from draft tokens: generate code, a table and prose with drafts and without
     #[arg(long, conflicts_with_all = ["depths", "batch", "mixer"])]
     pub(crate) draft: bool,
-    /// Small model with the tokens of --model, which proposes drafts; a folder, file or name on a hub
+    /// Small model with the same tokens as --model, which proposes draft tokens; a folder, file or name on a hub
     #[arg(long, value_name = "MODEL", requires = "draft")]
     pub(crate) draft_model: Option<PathBuf>,
     /// A table, or one JSON object per line
@@ -94,13 +94,13 @@ pub(crate) struct BenchArgs {
 }
 
 impl BenchArgs {
-    /// Decode steps of one measurement, or tokens of a text.
+    /// Returns the number of decode steps of one measurement, or of tokens of a text.
     pub(crate) fn steps(&self) -> usize {
         self.steps.unwrap_or(if self.draft { 400 } else { 32 })
     }
 }
 
-// The variants below carry no doc comments: clap would list each value on lines of its own.
+// The variants below have no doc comments: with them, clap would list each value on its own line.
 
 /// A model size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -116,8 +116,8 @@ pub(crate) enum ShapeArg {
     M350,
 }
 
-/// How tokens are mixed. All but softmax have a state of constant size; all but ELU have the same number of features per
-/// head.
+/// How tokens are mixed. All mixers but softmax have a state of constant size; all but ELU have the same number of
+/// features per head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum MixerArg {
     RfaGate,
@@ -128,10 +128,10 @@ pub(crate) enum MixerArg {
     EluGate,
     Favor,
     FavorGate,
-    // Softmax attention to the last 64 tokens, RFA-Gate to those before.
+    // Softmax attention to the last 64 tokens, and RFA-Gate to the tokens before them.
     Hybrid,
     HybridNoGate,
-    // With rotary positions; keys and values of all tokens.
+    // With rotary positions, and the keys and values of all tokens.
     Softmax,
 }
 
@@ -155,11 +155,12 @@ impl From<StateArg> for tidegate_model::StateType {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum BenchOutput {
     Markdown,
-    // With the machine's limits in bytes and operations per second; `tidegate-experiments plot-bench` draws the lines.
+    // Includes the machine's limits in bytes and operations per second; `tidegate-experiments plot-bench` draws the
+    // charts.
     Json,
 }
 
-/// The name of a value on the command line.
+/// Returns the name of a value on the command line.
 pub(crate) fn word(value: &impl ValueEnum) -> String {
     value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
 }

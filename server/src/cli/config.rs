@@ -1,7 +1,7 @@
-//! The file of `--config`: any flag of `serve`, under its own name, as TOML.
+//! The `--config` file: any flag of `serve`, under its own name, as TOML.
 //!
-//! What the file says becomes flags of the command line, in front of those that are given. A flag or variable that is given
-//! replaces the file's.
+//! The entries of the file become command-line flags, placed before the given ones. A flag or variable that is given
+//! overrides the file.
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -10,11 +10,11 @@ use clap::{Arg, ArgAction, Command};
 use tidegate_server::nearest::nearest;
 use toml::{Table, Value};
 
-/// The flag that names the file, and its variable.
+/// The flag that names the file, and its environment variable.
 const FLAG: &str = "config";
 const VARIABLE: &str = "TIDEGATE_CONFIG";
 
-/// A file of flags that cannot be used.
+/// Why a file of flags cannot be used.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum ConfigError {
     #[error("{0}: {1}")]
@@ -29,7 +29,8 @@ fn suggestion(nearest: Option<&str>) -> String {
     nearest.map_or_else(String::new, |name| format!("; the nearest is {name}"))
 }
 
-/// `args`, those of `serve`, with the flags of the file that they or the variable name; and that file.
+/// Adds the flags of the file to `args`, the arguments of `serve`. The arguments or the variable name the file. Returns
+/// the new arguments, and the path of the file.
 pub(super) fn with_file(
     args: Vec<OsString>,
     serve: &Command,
@@ -55,8 +56,8 @@ pub(super) fn with_file(
     Ok((args, Some(path)))
 }
 
-/// The value that a flag has in `args`, if it is there; an empty one if the value is missing. As for the command line itself, the
-/// next flag is no value.
+/// Returns the value of a flag in `args`, if the flag is present; an empty one if the value is missing. As on the
+/// command line itself, a following flag is not a value.
 fn value_of(args: &[OsString], flag: &str) -> Option<OsString> {
     let mut args = args.iter();
     while let Some(arg) = args.next() {
@@ -76,7 +77,7 @@ fn value_of(args: &[OsString], flag: &str) -> Option<OsString> {
     None
 }
 
-/// The flag of this name that a file may have.
+/// Returns the flag with this name, if a file may set it.
 fn flag<'a>(serve: &'a Command, key: &str) -> Option<&'a Arg> {
     flags(serve).find(|arg| arg.get_long() == Some(key))
 }
@@ -91,7 +92,7 @@ fn unknown(serve: &Command, path: &Path, key: &str) -> ConfigError {
     ConfigError::Unknown { path: path.into(), key, nearest }
 }
 
-/// The values of a flag, as the command line has them.
+/// Returns the values of a flag, as they would be written on the command line.
 fn texts(value: Value, arg: &Arg, path: &Path, key: &str) -> Result<Vec<String>, ConfigError> {
     let wrong = |expected| Err(ConfigError::Type { path: path.into(), key: key.into(), expected });
     let several = matches!(arg.get_action(), ArgAction::Append);
@@ -120,7 +121,7 @@ mod tests {
     use super::*;
     use crate::cli::{Cli, with_command};
 
-    /// The command line after the name of the program, with this file and these variables.
+    /// Returns the command line after the program name, with this file and these variables.
     fn line(file: &str, args: &[&str], variables: &[&str]) -> Result<Vec<String>, String> {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("tidegate.toml");

@@ -20,7 +20,7 @@ pub(crate) struct GenerateArgs {
     pub(crate) log: LogArgs,
 }
 
-/// The flags that choose tokens.
+/// The flags that control sampling.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Sampling (defaults come from the model's generation_config.json)")]
 pub(crate) struct SamplingArgs {
@@ -62,7 +62,7 @@ pub(crate) struct SamplingArgs {
 }
 
 impl SamplingArgs {
-    /// The parameters that are given, with the `defaults` in place of the others.
+    /// Returns the given parameters, and the `defaults` for the others.
     pub(crate) fn over(&self, defaults: &SamplingParams) -> SamplingParams {
         SamplingParams {
             temperature: self.temperature.unwrap_or(defaults.temperature),

@@ -1,4 +1,4 @@
-//! The flags of `health`, which are those of `serve`.
+//! The flags of `health`, which `serve` has as well.
 
 use clap::Args;
 
@@ -13,13 +13,13 @@ pub(crate) struct HealthArgs {
     /// Port that the server listens on
     #[arg(long, env = "TIDEGATE_PORT", default_value_t = DEFAULT_PORT, value_parser = port)]
     pub(crate) port: u16,
-    /// Its further address for health and metrics, if it has one; needed where the other uses TLS
+    /// The server's admin address for health and metrics, if it has one; needed if the main address uses TLS
     #[arg(long, env = "TIDEGATE_ADMIN_ADDR", value_name = "ADDRESS")]
     pub(crate) admin_addr: Option<String>,
 }
 
 impl HealthArgs {
-    /// The admin address. An empty variable turns off the one that an image sets.
+    /// Returns the admin address. An empty variable overrides one that a container image sets.
     pub(crate) fn admin(&self) -> Option<&str> {
         self.admin_addr.as_deref().filter(|address| !address.is_empty())
     }

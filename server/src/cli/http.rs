@@ -40,7 +40,7 @@ pub(crate) struct HttpArgs {
     /// Origins whose web pages may call the server, separated by commas; * for all
     #[arg(long, env = "TIDEGATE_CORS_ORIGIN", value_name = "ORIGIN", value_delimiter = ',')]
     pub(crate) cors_origin: Vec<Origin>,
-    /// Further host name under which the server answers; may be repeated, or separated by commas
+    /// Additional host name under which the server answers; may be repeated, or separated by commas
     #[arg(long, env = "TIDEGATE_ALLOWED_HOST", value_name = "NAME", value_delimiter = ',')]
     pub(crate) allowed_host: Vec<HostName>,
     /// Certificate chain as PEM, turns on TLS; reloaded on SIGHUP
@@ -49,13 +49,13 @@ pub(crate) struct HttpArgs {
     /// Private key of the certificate, as PEM
     #[arg(long, env = "TIDEGATE_TLS_KEY", value_name = "FILE", requires = "tls_cert")]
     pub(crate) tls_key: Option<PathBuf>,
-    /// Further address, as ADDRESS:PORT, with health and metrics alone: no TLS, no keys
+    /// Additional address, as ADDRESS:PORT, with only health and metrics: no TLS, no keys
     #[arg(long, env = "TIDEGATE_ADMIN_ADDR", help_heading = "Serving", value_name = "ADDRESS")]
     pub(crate) admin_addr: Option<String>,
-    /// Open connections; a further one replaces an idle one, or waits
+    /// Maximum open connections; a further one replaces an idle one, or waits
     #[arg(long, env = "TIDEGATE_MAX_CONNECTIONS", help_heading = "Limits", value_name = "COUNT", default_value_t = 4096, value_parser = positive)]
     pub(crate) max_connections: usize,
-    /// Open connections of one client [default: a quarter of all; no limit for this machine]
+    /// Maximum open connections of one client [default: a quarter of all; no limit for this machine]
     #[arg(long, env = "TIDEGATE_MAX_CONNECTIONS_PER_PEER", help_heading = "Limits", value_name = "COUNT", value_parser = positive)]
     pub(crate) max_connections_per_peer: Option<usize>,
     /// Seconds for a request body to arrive
@@ -67,7 +67,7 @@ pub(crate) struct HttpArgs {
 }
 
 impl HttpArgs {
-    /// The admin address. An empty variable turns off the one that an image sets.
+    /// Returns the admin address. An empty variable overrides one that a container image sets.
     pub(crate) fn admin(&self) -> Option<&str> {
         self.admin_addr.as_deref().filter(|address| !address.is_empty())
     }

@@ -1,4 +1,4 @@
-//! The flags of `pull` and `models`: models of a hub.
+//! The flags of `pull` and `models`, which work on models from a hub.
 
 use std::path::PathBuf;
 

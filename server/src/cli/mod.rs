@@ -55,11 +55,11 @@ pub(crate) struct Cli {
 }
 
 impl Cli {
-    /// Parses the arguments of this process; prints the help or an error and exits where there is nothing to run.
+    /// Parses the arguments of this process. Prints the help or an error, and exits, if there is nothing to run.
     pub(crate) fn read() -> Self {
         let (args, definition) = (with_command(std::env::args_os()), Self::definition());
         let serve = definition.find_subcommand("serve").filter(|_| args.get(1).is_some_and(|name| name == "serve"));
-        // The help needs no file, and must be there when the file is not.
+        // Showing the help must not need the file.
         let serve = serve.filter(|_| !args.iter().any(|arg| arg == "-h" || arg == "--help"));
         let (args, file) =
             match serve.map(|serve| config::with_file(args.clone(), serve, |name| std::env::var_os(name))) {
@@ -70,15 +70,16 @@ impl Cli {
         let parsed = definition.try_get_matches_from(args).and_then(|matches| Self::from_arg_matches(&matches));
         parsed.unwrap_or_else(|error| {
             if let Some(file) = file.filter(|_| error.use_stderr()) {
-                // The flag that is wrong may be one of them.
+                // The wrong flag may come from the file.
                 eprintln!("with the flags in {}:", file.display());
             }
             error.exit()
         })
     }
 
-    /// The commands, without a variable's name beside every flag: `ENVIRONMENT` gives the rule. Of the flags about keeping
-    /// conversations, the help of `chat` shows the folder: most people need no other.
+    /// Returns the definition of the commands, without a variable's name beside every flag, because `ENVIRONMENT`
+    /// states the rule. The help of `chat` shows only the folder among the flags about keeping conversations: most
+    /// users need no other.
     pub(crate) fn definition() -> clap::Command {
         let rare = |arg: &Arg| arg.get_help_heading() == Some(storage::HEADING) && arg.get_id() != "data_dir";
         Self::command()
@@ -87,8 +88,8 @@ impl Cli {
     }
 }
 
-/// Inserts `serve` where no command is named. If the flags of `serve` belonged to the program as well, a wrong variable of
-/// one of them would stop the other commands.
+/// Inserts `serve` if no command is named. If the program itself had the flags of `serve`, a wrong variable for one of
+/// them would stop the other commands as well.
 fn with_command(args: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
     let mut args: Vec<OsString> = args.into_iter().collect();
     let named = args
@@ -108,7 +109,7 @@ fn slots_help() -> String {
     )
 }
 
-/// A number with a comma before every three digits.
+/// Formats a number with a comma before every three digits.
 fn thousands(number: usize) -> String {
     let digits = number.to_string();
     let mut text = String::new();
@@ -134,22 +135,22 @@ pub(crate) enum Command {
     Bench(BenchArgs),
     /// Measure how well a model predicts a text: perplexity and bits per byte
     Eval(EvalArgs),
-    /// Download a model of a hub into the cache, and print where it is
+    /// Download a model from a hub into the cache, and print where it is
     Pull(PullArgs),
-    /// List the models in the cache of hubs, and whether they can be served
+    /// List the models in the hub cache, and whether they can be served
     Models(ModelsArgs),
     /// Check, repair, back up or move stored sessions
     Sessions(SessionsArgs),
     /// Ask a server on this machine whether it is ready
     Health(HealthArgs),
-    /// Print completions for a shell, to be sourced
+    /// Print shell completions, to be sourced
     Completions {
         /// The shell
         shell: Shell,
     },
     /// Print a man page
     Man {
-        /// The command that the page is about [default: tidegate itself]
+        /// The command to describe [default: tidegate itself]
         command: Option<String>,
     },
     /// Try the grammars that a server writes to standard input
@@ -157,10 +158,10 @@ pub(crate) enum Command {
     CompileGrammars,
 }
 
-/// Where drafts come from.
+/// The source of draft tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum DraftArg {
-    /// What has followed the same tokens earlier in the text
+    /// Prompt lookup: the tokens that followed the same tokens earlier in the text
     Ngram,
     /// No drafts
     None,
@@ -176,25 +177,25 @@ pub(crate) struct ServeArgs {
     /// Port to listen on; 0 for any free port
     #[arg(long, env = "TIDEGATE_PORT", default_value_t = DEFAULT_PORT, value_parser = port)]
     pub(crate) port: u16,
-    // The help texts of limits are made of the constants.
+    // The help texts that state limits are built from the constants.
     #[arg(help = slots_help(), long, env = "TIDEGATE_SLOTS", value_name = "COUNT|auto", default_value = "auto", value_parser = slots)]
     pub(crate) slots: usize,
     /// Requests that may wait for a slot; further ones get 429
     #[arg(long, env = "TIDEGATE_QUEUE", value_name = "COUNT", default_value_t = 256, value_parser = positive)]
     pub(crate) queue: usize,
-    /// Seconds a request keeps its slot while its client reads nothing
+    /// Seconds that a request keeps its slot while its client reads nothing
     #[arg(long, env = "TIDEGATE_STALL_SECONDS", value_name = "SECONDS", default_value_t = 60)]
     pub(crate) stall_seconds: u64,
     /// Seconds to finish running requests after SIGTERM; a second signal ends them at once
     #[arg(long, env = "TIDEGATE_DRAIN_SECONDS", value_name = "SECONDS", default_value_t = 30)]
     pub(crate) drain_seconds: u64,
-    /// Tokens to propose, so that the model reads several in a step where few requests run; texts stay the same
+    /// Source of draft tokens, so that the model reads several per step when few requests run; texts stay the same
     #[arg(long, env = "TIDEGATE_DRAFT", value_name = "ngram|none", value_enum, default_value_t = DraftArg::Ngram)]
     pub(crate) draft: DraftArg,
-    /// Most drafts of a request in a step
+    /// Maximum draft tokens per request and step
     #[arg(long, env = "TIDEGATE_DRAFT_MAX", value_name = "COUNT", default_value_t = DRAFT_MAX, value_parser = within(1, MOST_TOKENS - 1))]
     pub(crate) draft_max: usize,
-    /// Small model with the tokens of --model, which proposes tokens where the text does not repeat itself; a folder, file or name
+    /// Small model with the same tokens as --model, for drafts where the text does not repeat; a folder, file or name
     #[arg(long, env = "TIDEGATE_DRAFT_MODEL", value_name = "MODEL")]
     pub(crate) draft_model: Option<PathBuf>,
     #[command(flatten)]
@@ -210,13 +211,13 @@ pub(crate) struct ServeArgs {
     pub(crate) any_model_name: Switch,
     #[command(flatten)]
     pub(crate) sessions: SessionArgs,
-    /// Largest max_tokens of a request
+    /// Maximum value of max_tokens in a request
     #[arg(long, env = "TIDEGATE_MAX_TOKENS_LIMIT", value_name = "TOKENS", default_value_t = 1_000_000, value_parser = positive, help_heading = "Limits")]
     pub(crate) max_tokens_limit: usize,
-    /// Longest prompt; an encoder-decoder's own limit applies too
+    /// Maximum prompt length; an encoder-decoder's own limit applies too
     #[arg(long, env = "TIDEGATE_MAX_PROMPT_TOKENS", value_name = "TOKENS", default_value_t = 1_000_000, value_parser = positive, help_heading = "Limits")]
     pub(crate) max_prompt_tokens: usize,
-    /// Largest request body
+    /// Maximum size of a request body
     #[arg(long, env = "TIDEGATE_MAX_BODY_BYTES", value_name = "SIZE", default_value = "4MiB", value_parser = bytes, help_heading = "Limits")]
     pub(crate) max_body_bytes: usize,
     #[command(flatten)]
@@ -280,7 +281,7 @@ mod tests {
             let expected = format!("TIDEGATE_{}", flag.get_id().as_str().to_uppercase());
             assert_eq!(flag.get_env().and_then(|name| name.to_str()), Some(expected.as_str()));
             assert!(flag.get_help_heading().is_some(), "{} has no group", flag.get_id());
-            // A long help would spread every flag over several lines.
+            // A long help text would spread every flag over several lines.
             assert!(flag.get_help().is_some() && flag.get_long_help().is_none(), "{}", flag.get_id());
         }
     }

@@ -1,9 +1,9 @@
-//! Parsers of the values of flags.
+//! Parsers for the values of flags.
 
 pub(super) const DEFAULT_PORT: u16 = 8080;
 
 pub(super) fn port(text: &str) -> Result<u16, String> {
-    // Kubernetes sets TIDEGATE_PORT=tcp://ADDRESS:PORT in pods beside a service named tidegate.
+    // Kubernetes sets TIDEGATE_PORT=tcp://ADDRESS:PORT in pods that run beside a service named tidegate.
     if text.starts_with("tcp://") {
         return Ok(DEFAULT_PORT);
     }
@@ -18,7 +18,7 @@ pub(super) fn positive(text: &str) -> Result<usize, String> {
     }
 }
 
-/// A count, or 0 for `auto`.
+/// Parses a count, or `auto` as 0.
 pub(super) fn slots(text: &str) -> Result<usize, String> {
     if text == "auto" {
         return Ok(0);
@@ -26,7 +26,7 @@ pub(super) fn slots(text: &str) -> Result<usize, String> {
     positive(text).map_err(|reason| format!("{reason} (or be `auto`)"))
 }
 
-/// A number of bytes, with or without a unit; `G` is short for `GiB`.
+/// Parses a number of bytes, with or without a unit; `G` is short for `GiB`.
 pub(super) fn size(text: &str) -> Result<u64, String> {
     let units = [("K", 10), ("M", 20), ("G", 30), ("T", 40), ("", 0)];
     let text = text.strip_suffix("iB").filter(|rest| rest.ends_with(['K', 'M', 'G', 'T'])).unwrap_or(text);
@@ -35,7 +35,7 @@ pub(super) fn size(text: &str) -> Result<u64, String> {
     bytes.ok_or_else(|| "must be a whole number of bytes, or of KiB, MiB, GiB or TiB (K, M, G, T)".into())
 }
 
-/// A size of at least one byte that memory can have.
+/// Parses a size of at least one byte that fits into memory.
 pub(super) fn bytes(text: &str) -> Result<usize, String> {
     match usize::try_from(size(text)?) {
         Ok(0) => Err("must be at least 1".into()),
@@ -52,7 +52,7 @@ pub(crate) enum Budget {
 }
 
 impl Budget {
-    /// The bytes of this budget as a part of `whole`.
+    /// Returns the bytes of this budget, as a part of `whole`.
     pub(crate) fn of(self, whole: u64) -> u64 {
         match self {
             Self::Bytes(bytes) => bytes,
@@ -71,7 +71,7 @@ pub(super) fn budget(text: &str) -> Result<Budget, String> {
     }
 }
 
-/// A parser of numbers from `least` to `most`.
+/// Returns a parser of numbers from `least` to `most`.
 pub(super) fn within(
     least: usize,
     most: usize,

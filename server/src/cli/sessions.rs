@@ -25,7 +25,7 @@ pub(crate) struct SessionsArgs {
 }
 
 impl SessionsCommand {
-    /// Where the sessions of several servers are, if the command is about those; `None` for a folder.
+    /// Returns where the sessions that several servers share are, if the command works on those; `None` for a folder.
     pub(crate) fn shared(&self) -> Option<&PlaceArgs> {
         let (Self::Verify(place) | Self::Export { place, .. } | Self::Import { place, .. }) = self else {
             return None;
@@ -37,7 +37,7 @@ impl SessionsCommand {
 /// What to do with the sessions.
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum SessionsCommand {
-    /// Check the index, its journal and every snapshot; list what is wrong, and change nothing
+    /// Check the index, its journal and every snapshot; list what is wrong, change nothing
     #[command(visible_alias = "check")]
     Verify(PlaceArgs),
     /// Rebuild a damaged index or journal from the other; rewind sessions whose snapshot is lost
@@ -56,12 +56,12 @@ pub(crate) enum SessionsCommand {
         #[command(flatten)]
         place: PlaceArgs,
     },
-    /// Copy all sessions, also while a server runs; copies only what an earlier backup there lacks
+    /// Copy all sessions, even while a server runs; copies only what an earlier backup there lacks
     Backup {
         /// Folder of the backup
         to: PathBuf,
     },
-    /// Make an empty data folder from a backup
+    /// Restore a backup into an empty data folder
     Restore {
         /// Folder that `backup` wrote
         from: PathBuf,

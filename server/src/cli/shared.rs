@@ -1,4 +1,4 @@
-//! The flags that several commands have: the model, and the log.
+//! The flags that several commands share: the model and the log.
 
 use std::path::PathBuf;
 
@@ -11,7 +11,7 @@ use crate::hub::VOCABULARY;
 
 const MODEL: &str = "Folder, GGUF file, RWKV-7 as .pth or .safetensors, or, of a hub, ORG/NAME[@REVISION][:FILE]; repeated for several [default: the shipped model]";
 
-/// The help of `--rwkv-vocabulary`.
+/// Returns the help of `--rwkv-vocabulary`.
 pub(super) fn vocabulary_help() -> String {
     format!("RWKV's vocabulary for a .pth or .safetensors file without one beside it [default: of {VOCABULARY}]")
 }
@@ -20,7 +20,7 @@ pub(super) fn vocabulary_help() -> String {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Model")]
 pub(crate) struct ModelArgs {
-    // A comment would have the brackets as links.
+    // Not a doc comment, because its brackets would be links.
     #[arg(help = MODEL, long, env = "TIDEGATE_MODEL", value_name = "MODEL[=NAME]")]
     pub(crate) model: Vec<PathBuf>,
     #[arg(help = vocabulary_help(), long, env = "TIDEGATE_RWKV_VOCABULARY", value_name = "FILE|ORG/NAME[@REVISION][:FILE]")]

@@ -1,4 +1,4 @@
-//! The flags about keeping conversations, which `serve` and `chat` have.
+//! The flags about keeping conversations, which `serve` and `chat` share.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -31,16 +31,16 @@ pub(crate) struct SessionArgs {
     /// Planned memory of the process; what the model and requests leave of it caches states
     #[arg(long, env = "TIDEGATE_RAM_BUDGET", value_name = "SIZE", default_value = "1GiB", value_parser = size)]
     pub(crate) ram_budget: u64,
-    /// Disk space for snapshots; old versions are deleted to stay below it, first of owners that use most
+    /// Disk space for snapshots; to stay below it, old versions are deleted, first those of owners that use most
     #[arg(long, env = "TIDEGATE_DISK_BUDGET", value_name = "SIZE", default_value = "64GiB", value_parser = size)]
     pub(crate) disk_budget: u64,
     /// Disk space of one owner, or its percentage of --disk-budget [default: 25% with several API keys, else 100%]
     #[arg(long, env = "TIDEGATE_OWNER_BUDGET", value_name = "SIZE|PERCENT%", value_parser = budget)]
     pub(crate) owner_budget: Option<Budget>,
-    /// Sessions of one owner
+    /// Maximum sessions of one owner
     #[arg(long, env = "TIDEGATE_OWNER_SESSIONS", value_name = "COUNT", default_value_t = 100_000, value_parser = positive)]
     pub(crate) owner_sessions: usize,
-    /// Versions kept of a session, the current one included
+    /// Versions kept per session, including the current one
     #[arg(long, env = "TIDEGATE_KEEP_VERSIONS", value_name = "COUNT", default_value_t = 16, value_parser = positive)]
     pub(crate) keep_versions: usize,
     /// Keep the texts of sessions and stored responses, so that they can be read back: a few bytes per token
@@ -49,17 +49,17 @@ pub(crate) struct SessionArgs {
     /// Days that a stored response is kept
     #[arg(long, env = "TIDEGATE_RESPONSE_DAYS", value_name = "DAYS", default_value_t = 30, value_parser = positive)]
     pub(crate) response_days: usize,
-    /// Most memory for the prefix cache; 0 turns it off
+    /// Maximum memory for the prefix cache; 0 turns it off
     #[arg(long, env = "TIDEGATE_PREFIX_BUDGET", value_name = "SIZE", default_value = "256MiB", value_parser = size)]
     pub(crate) prefix_budget: u64,
-    /// Entries of one owner in the prefix cache
+    /// Maximum entries of one owner in the prefix cache
     #[arg(long, env = "TIDEGATE_OWNER_PREFIXES", value_name = "COUNT", default_value_t = 128, value_parser = positive)]
     pub(crate) owner_prefixes: usize,
     #[arg(help = secret_help(), long, env = "TIDEGATE_SECRET_FILE", value_name = "FILE")]
     pub(crate) secret_file: Option<PathBuf>,
 }
 
-/// Where sessions are, if not in the data folder.
+/// Where sessions are stored, if not in the data folder.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct PlaceArgs {
     /// Object store for snapshots, as s3://BUCKET/FOLDER (needs the feature `s3`) or file:///FOLDER
@@ -82,7 +82,7 @@ pub(crate) struct PlaceArgs {
 }
 
 impl PlaceArgs {
-    /// Whether sessions are in PostgreSQL, so that no data folder is used.
+    /// Returns whether sessions are in PostgreSQL, so that no data folder is used.
     pub(crate) fn has_index(&self) -> bool {
         self.index.is_some() || self.index_file.is_some()
     }
@@ -98,15 +98,15 @@ impl fmt::Debug for SecretUrl {
     }
 }
 
-/// Takes any text, because clap prints what it refuses.
+/// Accepts any text, because clap prints the values that it refuses.
 #[expect(clippy::unnecessary_wraps, reason = "clap's parsers may fail")]
 fn secret_url(text: &str) -> Result<SecretUrl, Infallible> {
     Ok(SecretUrl(text.to_owned()))
 }
 
-// The variants below carry no doc comments: clap would list each value on lines of its own.
+// The variants below have no doc comments: with them, clap would list each value on its own line.
 
-/// Whether something is on.
+/// Whether a feature is on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Switch {
     On,

@@ -1,7 +1,8 @@
-//! Reading in chunks: prompts, sources, and tokens that a grammar has forced.
+//! Reads chunks: of prompts, of sources, and of tokens that a grammar has forced.
 //!
-//! The last token of a prompt, or after forced ones, gives the logits that choose the next. It is left for the decode step,
-//! unless it can be read in the last chunk: then the next token comes a pass of the model earlier. No bit depends on that.
+//! The logits of the last token of a prompt, or of the last forced token, choose the next token. The decode step reads
+//! that last token, unless the last chunk can include it: then the next token comes one pass of the model earlier.
+//! Either way gives the same bits.
 
 use std::time::Instant;
 
@@ -15,7 +16,8 @@ use super::transfers::Purpose;
 use super::worker::Worker;
 
 impl<M: LanguageModel> Worker<M> {
-    /// Reads one chunk of one prompt, in pieces if that costs little: it ends early if a request waits that may have a slot.
+    /// Reads one chunk of one prompt, in pieces where pieces are cheap. Ends early if a waiting request may take a free
+    /// slot.
     pub(super) fn read_one_chunk(&mut self) {
         let Some(slot) = self.scheduler.next_prefill() else { return };
         let Some(sequence) = self.scheduler.sequence(slot) else { return };
@@ -36,9 +38,10 @@ impl<M: LanguageModel> Worker<M> {
         self.scheduler.chunk_was_read(slot);
     }
 
-    /// Reads at most `limit` tokens of a prompt or of what a grammar has forced, or a source, and returns how many; `None`
-    /// if that was the end of it or of the request, or if a snapshot is taken. The prompt's last token, or after a source the
-    /// text's first, is left for the decode step, which samples the next one.
+    /// Reads at most `limit` tokens of a prompt or of forced tokens, or a whole source, and returns how many it has
+    /// read. Returns `None` if it has reached the end, if the request has failed, or if a snapshot is taken here. The
+    /// last token of the prompt (after a source, the first token of the text) is left for the decode step, which
+    /// samples the next token.
     fn read_piece(&mut self, slot: usize, limit: usize) -> Option<usize> {
         let sequence = self.scheduler.sequence_mut(slot)?;
         let (model, began) = (&mut self.model, Instant::now());
@@ -84,8 +87,9 @@ impl<M: LanguageModel> Worker<M> {
         add(&counters.prompt_tokens, if is_prompt { tokens } else { 0 });
     }
 
-    /// Whether a chunk of `limit` tokens and the one after them reads all that is known of a text, and may choose the next
-    /// token. Not of an encoder-decoder, whose texts begin with a token that is in no prompt and is not counted as one.
+    /// Whether a chunk of `limit` tokens plus one more covers all known tokens of the text, so that its logits may
+    /// choose the next token. Always false for an encoder-decoder: its texts begin with a token that is not in the
+    /// prompt and is not counted as a prompt token.
     fn can_choose_after(&self, slot: usize, limit: usize) -> bool {
         let known = self.scheduler.sequence(slot).and_then(Sequence::known_to_the_end);
         known.is_some_and(|known| known <= limit + 1)
@@ -93,7 +97,7 @@ impl<M: LanguageModel> Worker<M> {
             && self.model.source_start().is_none()
     }
 
-    /// Reads all that is known of a text in one pass of the model, and chooses the next token.
+    /// Reads all known tokens of a text in one pass of the model, and chooses the next token.
     fn read_and_choose(&mut self, slot: usize) {
         let began = Instant::now();
         let Self { model, scheduler, step, rules, .. } = self;
@@ -110,7 +114,7 @@ impl<M: LanguageModel> Worker<M> {
         };
         self.costs.read(read, began.elapsed());
         self.count_chunk(slot, read, is_prompt);
-        // Before the next token, after which a grammar may force others.
+        // Must come before `accept`, after which a grammar may force more tokens.
         self.scheduler.last_chunk_was_read(slot);
         if is_prompt {
             self.prompt_ended(slot);

@@ -1,4 +1,5 @@
-//! The interface of a grammar: which tokens may come next. Compiled grammars of `text` implement it.
+//! The engine's interface to a grammar, which says which tokens may come next. The compiled grammars of `text`
+//! implement it.
 
 use std::fmt::Debug;
 
@@ -6,7 +7,7 @@ use tidegate_model::sampling::TokenSet;
 
 use crate::text::{CompiledGrammar, GrammarMatcher};
 
-/// Why a text cannot follow its grammar any further; for the log.
+/// Why a text cannot follow its grammar any further. Goes to the log.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct ConstraintError(String);
@@ -18,13 +19,13 @@ impl ConstraintError {
     }
 }
 
-/// A compiled grammar, for any number of texts.
+/// A compiled grammar, which any number of texts can follow.
 pub trait Grammar: Debug + Send + Sync {
     /// Starts a text.
     fn start(&self) -> Box<dyn Constraint>;
 }
 
-/// The place of one text in its grammar.
+/// The position of one text in its grammar.
 pub trait Constraint: Debug + Send {
     /// Sets `allowed` to the tokens that may come next, including an end-of-text token where the text may end.
     ///
@@ -32,7 +33,7 @@ pub trait Constraint: Debug + Send {
     /// The grammar exceeds its limits.
     fn mask(&mut self, allowed: &mut TokenSet) -> Result<(), ConstraintError>;
 
-    /// The token that must come next, if that is known from an earlier mask. Must take no time.
+    /// Returns the token that must come next, if an earlier mask has shown it. Must return at once.
     fn forced(&self) -> Option<u32> {
         None
     }

@@ -1,55 +1,58 @@
-//! A draft model: a small model with the tokens of the served one. It proposes what a request's own sampler chooses from its
-//! logits, with the random numbers that the request is about to use: the more alike the models are, the more of that is what
-//! the served model chooses.
+//! A draft model: a small model with the same tokens as the served model.
+//!
+//! It proposes the tokens that the request's own sampler chooses from the draft model's logits, with the random numbers
+//! that the request is about to use. The more alike the two models are, the more draft tokens the served model
+//! confirms.
 
 use tidegate_model::sampling::Sampler;
 use tidegate_model::{LanguageModel, ModelError};
 
 use super::row_drafts::RowDrafts;
 
-/// Texts that a draft model proposes for at a time, and slots that it must have.
+/// How many texts a draft model serves in one call, and how many slots it must have.
 pub const DRAFT_SLOTS: usize = 8;
 
-/// Most tokens that it reads before it proposes something. Of a longer text, or of one for which it has proposed nothing for
-/// long, it reads the end alone: reading everything would take longer than drafts save.
+/// Most tokens of a text that the draft model reads before it proposes. If a text is longer, or the draft model is
+/// further behind, it reads only the end: reading everything would take longer than the draft tokens save.
 const CONTEXT: usize = 256;
 
-/// Proposes tokens for the served model.
+/// Proposes draft tokens for the served model.
 pub struct DraftModel {
     model: Box<dyn LanguageModel>,
-    /// Tokens that the served model has.
+    /// Vocabulary size of the served model.
     vocab_size: usize,
-    /// By slot.
+    /// The state of each slot.
     states: Vec<TextState>,
-    /// Drafts so far, to find the state that has not been used for the longest time.
+    /// Calls so far. Shows which state has gone unused for longest.
     calls: u64,
     logits: Vec<f32>,
 }
 
-/// What a slot has read of a text, before the drafts that it has read itself.
+/// What a slot knows of a text: the state before the draft tokens that the slot has read since.
 #[derive(Clone, Default)]
 struct TextState {
     text: u64,
-    /// The text's length in tokens.
+    /// The text's length in tokens, up to which the state has read.
     length: u64,
-    /// Those of them that the state has read: of a long text, the end alone.
+    /// How many of these tokens the state has read: of a long text, only the last ones.
     read: u64,
     state: Vec<f32>,
     used: u64,
 }
 
-/// A text that needs drafts.
+/// A text that needs draft tokens.
 pub(super) struct DraftRow<'a> {
     pub(super) drafts: &'a mut RowDrafts,
-    /// A copy of the request's.
+    /// A copy of the request's sampler.
     pub(super) sampler: Sampler,
 }
 
 impl DraftModel {
-    /// A draft model for a model of `vocab_size` tokens, of which those that both have are the same.
+    /// Creates the draft model of a model with `vocab_size` tokens. Ids that both vocabularies have must mean the same
+    /// token.
     ///
     /// # Errors
-    /// It has too few slots, or reads a source before its text.
+    /// The model has too few slots, or is an encoder-decoder.
     pub fn new(model: Box<dyn LanguageModel>, vocab_size: usize) -> Result<Self, ModelError> {
         if model.slots() < DRAFT_SLOTS {
             return Err(ModelError::other(format!(
@@ -64,10 +67,10 @@ impl DraftModel {
         Ok(Self { model, vocab_size, states, calls: 0, logits: Vec::new() })
     }
 
-    /// Makes one call of each kind, as the engine does for the served model.
+    /// Makes each kind of call once, as the engine does with the served model.
     ///
     /// # Errors
-    /// The model fails.
+    /// The model failed.
     pub(super) fn warm_up(&mut self) -> Result<(), ModelError> {
         self.model.reset(0)?;
         self.read(0, &[0; 2])?;
@@ -81,7 +84,7 @@ impl DraftModel {
     /// The model failed.
     pub(super) fn draft(&mut self, rows: Vec<DraftRow<'_>>, count: usize) -> Result<(), ModelError> {
         self.calls += 1;
-        // Another text of this step must not take their slots.
+        // Marks the slots of these texts as used now, so that no other text of this step takes them.
         let texts: Vec<u64> = rows.iter().map(|row| row.drafts.text()).collect();
         let wanted = self.states.iter_mut().filter(|state| state.used > 0 && texts.contains(&state.text));
         wanted.for_each(|state| state.used = self.calls);
@@ -108,7 +111,8 @@ impl DraftModel {
         Ok(())
     }
 
-    /// The slot that has read of `text`, or that of another one, which is then forgotten.
+    /// Returns the slot that knows `text`. If there is none, takes the slot that has gone unused for longest, whose
+    /// text is forgotten.
     fn slot_of(&mut self, text: u64) -> usize {
         let known = self.states.iter().position(|state| state.used > 0 && state.text == text);
         let oldest = || (0..self.states.len()).min_by_key(|slot| self.states[*slot].used).unwrap_or(0);
@@ -120,15 +124,15 @@ impl DraftModel {
         slot
     }
 
-    /// Lets a slot read what it has not read of a text, in place of the drafts that it has read. Returns whether there was
-    /// anything that it can read; then the logits are those after it.
+    /// Makes a slot read the tokens of a text that it lacks, after discarding the draft tokens that it has read.
+    /// Returns false if it has nothing that it can read; otherwise the logits are those after the last token.
     fn catch_up(&mut self, slot: usize, drafts: &RowDrafts) -> Result<bool, ModelError> {
         let (recent, state) = (drafts.recent(), &self.states[slot]);
         let unread = drafts.length().saturating_sub(state.length) as usize;
         let knows = !state.state.is_empty() && unread <= CONTEXT.min(recent.len());
         let ids =
             if knows { &recent[recent.len() - unread..] } else { &recent[recent.len().saturating_sub(CONTEXT)..] };
-        // Of a larger vocabulary, the served model may have read tokens that this one does not have.
+        // If the served model's vocabulary is larger, the text may contain tokens that this model does not have.
         if ids.is_empty() || ids.iter().any(|id| *id as usize >= self.model.vocab_size()) {
             return Ok(false);
         }
@@ -145,7 +149,7 @@ impl DraftModel {
         Ok(true)
     }
 
-    /// Reads tokens (at least one); the logits are those after them.
+    /// Reads at least one token. The logits are then those after the last token.
     fn read(&mut self, slot: usize, ids: &[u32]) -> Result<(), ModelError> {
         let Self { model, logits, .. } = self;
         let Some((last, before)) = ids.split_last() else { return Ok(()) };
@@ -159,12 +163,12 @@ impl DraftModel {
         model.decode(&[*last], &[slot], logits)
     }
 
-    /// What a sampler chooses from row `at` of the logits, of the tokens that both models have.
+    /// Samples from row `at` of the logits, among the tokens that both models have.
     fn choose(&mut self, sampler: &mut Sampler, at: usize) -> u32 {
         let row = self.model.vocab_size();
         let logits = self.logits.get_mut(at * row..).unwrap_or_default();
         let logits = &mut logits[..row.min(self.vocab_size)];
-        // Without a number among the logits, any token will do: it is a proposal.
+        // If no logit is a number, any token will do: it is only a proposal.
         sampler.sample(logits).unwrap_or(0)
     }
 }

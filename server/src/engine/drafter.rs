@@ -1,36 +1,38 @@
-//! Drafts: tokens that may follow a text, found without the model, which then reads them all in one step.
+//! Drafters: they propose tokens that may follow a text. The model then reads all of these draft tokens in one step.
 
 use super::draft_model::DraftModel;
 use super::row_drafts::RowDrafts;
 
-/// Proposes tokens. What it proposes changes how many steps a text takes, and never the text.
+/// Proposes draft tokens. They change how many steps a text takes, but never the text.
 pub trait Drafter: Send {
-    /// Appends at most `most` tokens that may follow `recent`, the last tokens of a text, to `draft`, which is empty. Where a
-    /// draft model would do better than a guess, it should be `sure`.
+    /// Appends at most `most` tokens that may follow `recent`, the last tokens of a text, to `draft`, which is empty.
+    /// `sure` asks for proposals only where the drafter is confident, because a draft model would do better than a
+    /// guess.
     fn draft(&mut self, recent: &[u32], most: usize, sure: bool, draft: &mut Vec<u32>);
 }
 
-/// What proposes drafts; by default, nothing.
+/// The drafters of an engine; by default, none.
 #[derive(Default)]
 pub struct Drafters {
-    /// Looks tokens up in the text itself.
+    /// Looks up draft tokens in the text itself.
     pub lookup: Option<Box<dyn Drafter>>,
-    /// Proposes tokens where nothing was found.
+    /// Proposes tokens where the lookup finds none.
     pub model: Option<DraftModel>,
 }
 
 impl Drafters {
-    /// Lookups of what has followed the last tokens of a text when they last occurred in it (prompt lookup), and a draft model.
+    /// Prompt lookup, and a draft model if there is one. Prompt lookup proposes what followed the last tokens of a text
+    /// when they last occurred in it.
     pub fn by_lookup(model: Option<DraftModel>) -> Self {
         Self { lookup: Some(Box::new(NgramDrafter)), model }
     }
 }
 
-/// Drafters, and how many drafts they may propose for each row of a step.
+/// The drafters, and how many draft tokens they may propose for each row of a step.
 pub(super) struct Speculation {
     pub(super) drafters: Drafters,
     pub(super) most: usize,
-    /// Texts so far.
+    /// Texts so far, used to number them.
     texts: u64,
 }
 
@@ -39,26 +41,26 @@ impl Speculation {
         Self { drafters, most, texts: 0 }
     }
 
-    /// The drafts of another text, whose prompt ends with these tokens.
+    /// Starts the draft state of a new text whose prompt ends with these tokens.
     pub(super) fn row(&mut self, prompt: &[u32]) -> RowDrafts {
         self.texts += 1;
         RowDrafts::new(self.texts, prompt)
     }
 }
 
-/// The longest end of a text that is searched for,
+/// Longest suffix of a text that is searched for, in tokens.
 const LONGEST: usize = 4;
-/// and the shortest, unless it has to be sure.
+/// Shortest suffix that counts as a match, unless the proposal has to be `sure`.
 const SHORTEST: usize = 2;
 
-/// Proposes what has followed the last tokens of the text when they last occurred in it.
+/// Prompt lookup: proposes what followed the last tokens of the text when they last occurred in it.
 #[derive(Clone, Copy, Debug)]
 struct NgramDrafter;
 
 impl Drafter for NgramDrafter {
     fn draft(&mut self, recent: &[u32], most: usize, sure: bool, draft: &mut Vec<u32>) {
         let Some(after) = continuation(recent, if sure { LONGEST } else { SHORTEST }) else { return };
-        // What overlaps with the end repeats itself.
+        // A continuation that runs into the end of the text repeats itself.
         for at in 0..most {
             let token = recent.get(after + at).or_else(|| draft.get(after + at - recent.len())).copied();
             draft.extend(token);
@@ -66,7 +68,8 @@ impl Drafter for NgramDrafter {
     }
 }
 
-/// Where the text after the last occurrence of the longest known end of `recent` begins, if it has `shortest` tokens.
+/// Finds the last occurrence of the longest suffix of `recent` that occurs earlier, if it has at least `shortest`
+/// tokens. Returns where the text after that occurrence begins.
 fn continuation(recent: &[u32], shortest: usize) -> Option<usize> {
     let (last, before) = recent.split_last()?;
     let mut found = None;
@@ -102,11 +105,11 @@ mod tests {
         assert_eq!(draft(&[1, 2, 3], 4), [0u32; 0]);
         assert_eq!(draft(&[1, 2, 3, 2], 4), [0u32; 0], "one token is not enough");
         assert_eq!(draft(&[1, 2, 3, 4, 9, 1, 2], 2), [3, 4]);
-        // The last of two occurrences of the same length,
+        // Of two matches of the same length, the later one counts,
         assert_eq!(draft(&[1, 2, 3, 1, 2, 4, 5, 1, 2], 1), [4]);
-        // but a longer one before it.
+        // but a longer match before it wins.
         assert_eq!(draft(&[7, 1, 2, 3, 1, 2, 4, 7, 1, 2], 1), [3]);
-        // More than the longest end is not looked at.
+        // A match longer than `LONGEST` counts no more than one of that length.
         assert_eq!(draft(&[9, 1, 2, 3, 4, 5, 8, 1, 2, 3, 4, 6, 9, 1, 2, 3, 4], 1), [6]);
     }
 

@@ -1,4 +1,4 @@
-//! Why one sequence fails, and how its panics are kept from ending the others.
+//! The error that ends one sequence, and how a panic in one sequence is kept from ending the others.
 
 use std::any::Any;
 use std::fmt::Display;
@@ -38,7 +38,7 @@ impl From<ConstraintError> for SequenceError {
     }
 }
 
-/// Runs `step`, and turns a panic into an error of the server.
+/// Runs `step`, and turns a panic into an internal error.
 pub(super) fn catch_panic<T, E: Into<SequenceError>>(step: impl FnOnce() -> Result<T, E>) -> Result<T, SequenceError> {
     match catch_unwind(AssertUnwindSafe(step)) {
         Ok(outcome) => outcome.map_err(Into::into),

@@ -30,7 +30,7 @@ pub struct Timings {
     pub prefill: Duration,
     /// From the first token to the last.
     pub decode: Duration,
-    /// Chunks of prompts and decode steps that the engine made from submission to a free slot.
+    /// Prompt chunks and decode steps that the engine made between submission and a free slot.
     pub queue_steps: u64,
 }
 
@@ -50,21 +50,21 @@ pub enum StopCause {
 }
 
 impl StopCause {
-    /// Whether the text was cut before a string.
+    /// Whether the text was cut before a stop string or a turn marker.
     pub fn is_string(&self) -> bool {
         matches!(self, Self::String(_) | Self::Turn)
     }
 }
 
-/// A token's log probability and those of the most likely tokens: natural logarithms of the model's own distribution,
-/// before any sampling parameter changes it.
+/// A token's log probability, and the most likely tokens with theirs. They are natural logarithms of the model's own
+/// distribution, before any sampling parameter changes it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenLogprobs {
     /// The token.
     pub token: u32,
-    /// Its log probability; -9999 for one that the model rules out.
+    /// Its log probability; -9999 if the model rules the token out.
     pub logprob: f32,
-    /// The most likely tokens with theirs, as many as requested, in descending order.
+    /// The most likely tokens with their log probabilities, as many as requested, in descending order.
     pub top: Vec<(u32, f32)>,
 }
 
@@ -75,25 +75,27 @@ pub struct Finish {
     pub reason: FinishReason,
     /// What stopped it; `None` unless [`Self::reason`] is [`FinishReason::Stop`].
     pub stop: Option<StopCause>,
-    /// The log probability of all generated tokens, including one that ended the text, if log probabilities were requested.
+    /// The sum of the log probabilities of all generated tokens, including one that ended the text, if log
+    /// probabilities were requested.
     pub cumulative_logprob: Option<f64>,
-    /// Tokens of the prompt.
+    /// Number of tokens in the prompt.
     pub prompt_tokens: usize,
-    /// Generated tokens, including an end-of-text token.
+    /// Number of generated tokens, including an end-of-text token.
     pub completion_tokens: usize,
-    /// How long each part took.
+    /// How long each part of the request took.
     pub timings: Timings,
-    /// The drafts of the text, where the engine speculates.
+    /// The draft tokens of the text, if the engine speculates.
     pub drafts: DraftCounts,
-    /// The last tokens of the snapshot's text where a stop string begins within a token: they encode what remains of that
-    /// token, which was generated.
+    /// Set if a stop string begins within a token: the last tokens of the snapshot's text, which encode the part of
+    /// that token before the stop string.
     pub retokenized: Vec<u32>,
-    /// The snapshot at the end, if requested; `None` if the text ended before it had a slot.
+    /// The snapshot at the end, if requested; `None` if the text ended before it got a slot.
     pub snapshot: Option<Arc<Snapshot>>,
 }
 
 impl Finish {
-    /// The mean log probability of the generated tokens, if log probabilities were requested and there are tokens.
+    /// The mean log probability of the generated tokens, if log probabilities were requested and any token was
+    /// generated.
     pub fn mean_logprob(&self) -> Option<f64> {
         self.cumulative_logprob.filter(|_| self.completion_tokens > 0).map(|sum| sum / self.completion_tokens as f64)
     }
@@ -111,7 +113,7 @@ pub enum Failure {
     /// The server shut down before the request finished.
     #[error("the server is shutting down")]
     ShuttingDown,
-    /// It waited in a full queue, of which its tenant had more than others.
+    /// The request waited in a full queue, and its tenant had more requests there than others.
     #[error("too many requests are waiting, and this one made room for one of another key; try again soon")]
     Displaced,
     /// Nobody read the text for too long.
@@ -122,19 +124,19 @@ pub enum Failure {
 /// The next piece of a text.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Delta {
-    /// Complete characters; empty while they are held back.
+    /// Complete characters; empty while text is held back.
     pub text: String,
-    /// The tokens generated since the last piece.
+    /// The tokens generated since the previous piece.
     pub token_ids: Vec<u32>,
-    /// The log probabilities of each of them, if requested.
+    /// The log probability of each of these tokens, if requested.
     pub logprobs: Vec<TokenLogprobs>,
-    /// Where the text of each token ends, in bytes, except that of the last one.
+    /// The byte offset in `text` where each token's text ends; the last token has no entry.
     pub ends: Vec<usize>,
 }
 
 impl Delta {
-    /// The same as one piece for each token. Drafts, forced tokens and slow readers decide how many tokens a piece has;
-    /// these pieces depend on the text alone.
+    /// Splits this piece into one piece per token. How many tokens a piece has depends on draft tokens, forced tokens
+    /// and slow readers; the split pieces depend on the text alone.
     pub fn tokens(self) -> impl Iterator<Item = Self> {
         let Self { text, token_ids, logprobs, ends } = self;
         let (mut logprobs, mut begin, last) = (logprobs.into_iter(), 0, text.len());
@@ -146,20 +148,20 @@ impl Delta {
     }
 }
 
-/// One event of a request. They come in this order, and the last is one of the last two.
+/// One event of a request. Events come in the order of the variants; the last is either `Finished` or `Failed`.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     /// The log probabilities of the prompt's tokens, if requested; the first token has none.
     PromptLogprobs(Vec<Option<TokenLogprobs>>),
-    /// More text.
+    /// The next piece of text.
     Delta(Delta),
-    /// The end.
+    /// The end of the text.
     Finished(Finish),
     /// The request failed.
     Failed(Failure),
 }
 
-/// The events of one request. Dropping it cancels the request.
+/// The events of one request. Dropping the stream cancels the request.
 #[derive(Debug)]
 pub struct EventStream {
     pub(super) receiver: mpsc::Receiver<Event>,
@@ -171,7 +173,7 @@ pub struct EventStream {
 pub struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {
-    /// Ends the text with what has been generated; [`Event::Finished`] comes as always.
+    /// Ends the text after what has been generated so far; [`Event::Finished`] follows as usual.
     pub fn now(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
@@ -182,17 +184,17 @@ impl Interrupt {
 }
 
 impl EventStream {
-    /// The next event; `None` after the last, or when the engine is gone.
+    /// Returns the next event; `None` after the last event, or if the engine has ended.
     pub async fn next(&mut self) -> Option<Event> {
         self.receiver.recv().await
     }
 
-    /// A handle that ends the text early.
+    /// Returns a handle that ends the text early.
     pub fn interrupt(&self) -> Interrupt {
         self.interrupt.clone()
     }
 
-    /// The next event, for callers outside an async runtime.
+    /// Returns the next event, for callers outside an async runtime.
     pub fn blocking_next(&mut self) -> Option<Event> {
         self.receiver.blocking_recv()
     }

@@ -1,6 +1,7 @@
-//! The engine's end of a request's events. It never blocks and never drops text.
+//! The engine's end of a request's event channel. It never blocks and never drops text.
 //!
-//! Text that a slow reader has no room for is joined here; the sequence pauses once too much is unread.
+//! If the reader is slow and the channel is full, text is collected here and sent as one piece. The sequence pauses
+//! once too much is unread.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +9,7 @@ use tokio::sync::mpsc::{Sender, error::TrySendError};
 
 use super::event::{Delta, Event, TokenLogprobs};
 
-/// Tokens that may be unread before their sequence pauses; each log probability listed with them counts as one more.
+/// Tokens that may be unread before their sequence pauses; each log probability listed with a token counts as one more.
 const UNREAD_TOKENS: usize = 256;
 
 /// The outcome of a flush.
@@ -16,7 +17,7 @@ const UNREAD_TOKENS: usize = 256;
 pub(super) enum Flush {
     /// Everything has been sent.
     Complete,
-    /// The channel is full, and something still waits.
+    /// The channel is full, and something still waits to be sent.
     Full,
     /// The receiver has been dropped.
     Closed,
@@ -42,7 +43,7 @@ impl EventSender {
         self.prompt = Some(event);
     }
 
-    /// Adds a token with its text and its log probabilities, which either all tokens have or none.
+    /// Adds a token with its text and its log probabilities. Either all tokens have log probabilities or none has.
     pub(super) fn push(&mut self, token: u32, text: &str, logprobs: Option<TokenLogprobs>) {
         if !self.unread.token_ids.is_empty() {
             self.unread.ends.push(self.unread.text.len());
@@ -52,8 +53,8 @@ impl EventSender {
         self.unread.logprobs.extend(logprobs);
     }
 
-    /// Sets the last event, which is sent after all text. The reader's time limit restarts: a reader that has stalled
-    /// would otherwise be dropped before it could receive this event.
+    /// Sets the last event, which is sent after all text. The reader's time limit restarts: otherwise a stalled reader
+    /// would be dropped before it could receive this event.
     pub(super) fn end(&mut self, event: Event) {
         self.last = Some(event);
         self.full_since = None;
@@ -75,7 +76,7 @@ impl EventSender {
             return Flush::Closed;
         }
         while self.has_unsent() {
-            // Reserve first: what finds no room stays here.
+            // Reserve first: what has no room stays here.
             let permit = match self.sender.try_reserve() {
                 Ok(permit) => permit,
                 Err(TrySendError::Full(())) => return Flush::Full,
@@ -96,7 +97,7 @@ impl EventSender {
         self.prompt.is_some() || !self.unread.token_ids.is_empty() || self.last.is_some()
     }
 
-    /// Whether so much is unread that nothing more may be generated.
+    /// Whether so much is unread that no more tokens may be generated.
     pub(super) fn is_full(&self) -> bool {
         let each = self.unread.logprobs.last().map_or(1, |logprobs| logprobs.top.len() + 2);
         self.unread.token_ids.len() * each >= UNREAD_TOKENS
@@ -150,7 +151,7 @@ mod tests {
         }
         assert!(events.is_full());
 
-        // Log probabilities take the place of tokens.
+        // Log probabilities use up the same bound as tokens.
         let (sender, _receiver) = mpsc::channel(1);
         let mut events = EventSender::new(sender);
         for token in 0..16 {

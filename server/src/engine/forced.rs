@@ -1,5 +1,5 @@
-//! Tokens that a grammar forces: they are taken without a decode step, and read afterwards, all in a chunk or one in each
-//! step. The text is that of sampling, which could choose no other tokens.
+//! Tokens that a grammar forces. They are accepted without a decode step and read afterwards, either all in one chunk
+//! or one per step. The text is the same as with sampling, which could choose no other tokens.
 
 use tidegate_model::{LanguageModel, ModelError};
 
@@ -8,12 +8,13 @@ use super::output::TextBuffers;
 use super::sequence::{Accepted, Phase, Sequence};
 use super::text_rules::TextRules;
 
-/// Most tokens that are taken at once. The end of a text may have to read them before the engine does anything else.
+/// Most tokens that are accepted at once: at the end of a text, the engine may have to read them before it does
+/// anything else.
 const MOST: usize = 64;
 
 impl Sequence {
-    /// Takes the token that the grammar forces after the pending one; `None` if it forces none, or if the reader or the
-    /// state is too far behind.
+    /// Accepts the token that the grammar forces after the pending one. Returns `None` if it forces none, if the reader
+    /// is too far behind, or if too many tokens are unread.
     ///
     /// # Errors
     /// The text cannot follow its grammar any further.
@@ -32,14 +33,15 @@ impl Sequence {
         self.add(choice, rules, buffers).map(Some)
     }
 
-    /// Lets the unread tokens be read in a chunk.
+    /// Switches to reading the unread tokens in a chunk.
     pub(super) fn start_reading_forced(&mut self) {
         if let Phase::Decode { pending: Some(pending) } = self.phase {
             self.phase = Phase::ReadForced { pending };
         }
     }
 
-    /// Lets the model read the first `limit` of the unread tokens, or all if they are fewer, and returns how many.
+    /// Makes the model read the first `limit` unread tokens, or all if there are fewer, and returns how many it has
+    /// read.
     ///
     /// # Errors
     /// The model failed.
@@ -57,7 +59,7 @@ impl Sequence {
         Ok(count)
     }
 
-    /// Notes that the state has `count` more of the unread tokens.
+    /// Notes that the state has read `count` more of the unread tokens.
     pub(super) fn forced_were_read(&mut self, count: usize) {
         self.position.advance(&self.unread[..count]);
         self.unread.drain(..count);

@@ -1,4 +1,4 @@
-//! How a request's tokens are chosen: sampler, grammar, and the conditions that end the text.
+//! How a request's tokens are chosen: the sampler, the grammar, and the conditions that end the text.
 
 use tidegate_model::sampling::{Permitted, Plans, Sampler};
 
@@ -13,7 +13,7 @@ use crate::text::StopMatcher;
 pub(super) enum Ending {
     /// An end-of-text token.
     Eos(u32),
-    /// A token that the request has named.
+    /// One of the request's `stop_token_ids`.
     StopToken(u32),
     StopString,
     /// The grammar allows nothing more.
@@ -32,7 +32,7 @@ impl Ending {
         }
     }
 
-    /// What stopped the text, in which `stops` have been looked for.
+    /// What stopped the text; `stops` has searched it for stop strings.
     pub(super) fn cause(self, stops: &StopMatcher) -> Option<StopCause> {
         match self {
             Self::Eos(token) => Some(StopCause::Eos(token)),
@@ -45,7 +45,7 @@ impl Ending {
     }
 }
 
-/// The tokens that end a text, and from when on they may.
+/// The tokens that end a text, and how many tokens must come first.
 #[derive(Debug)]
 pub(super) struct StopConditions {
     ignore_eos: bool,
@@ -58,12 +58,12 @@ impl StopConditions {
         Self { ignore_eos, stop_token_ids, min_tokens }
     }
 
-    /// Whether the text may end with its `tokens`th token.
+    /// Whether the text may end with token number `tokens`, counted from 1.
     pub(super) fn may_end_at(&self, tokens: usize) -> bool {
         tokens > self.min_tokens
     }
 
-    /// The ending that `token` causes, if it causes one.
+    /// The ending that `token` causes, if any.
     pub(super) fn ending(&self, token: u32, eos: &[u32]) -> Option<Ending> {
         if !self.ignore_eos && eos.contains(&token) {
             Some(Ending::Eos(token))
@@ -72,13 +72,13 @@ impl StopConditions {
         }
     }
 
-    /// All tokens that end the text; `eos` are those that end every text.
+    /// All tokens that end the text; `eos` are the model's end-of-text tokens.
     fn tokens<'a>(&'a self, eos: &'a [u32]) -> impl Iterator<Item = u32> + use<'a> {
         let eos = if self.ignore_eos { &[] } else { eos };
         eos.iter().chain(&self.stop_token_ids).copied()
     }
 
-    /// Makes every token that ends the text impossible, unless no other token is possible. logits: (vocab).
+    /// Rules out every token that ends the text, unless no other token is possible. logits: (vocab).
     fn forbid(&self, eos: &[u32], logits: &mut [f32]) {
         let ends = |token: u32| self.tokens(eos).any(|end| end == token);
         if !(0..).zip(&*logits).any(|(token, logit)| *logit > f32::NEG_INFINITY && !ends(token)) {
@@ -104,7 +104,7 @@ impl Choice {
     }
 }
 
-/// How one request's tokens are chosen, and how many have been.
+/// How one request's tokens are chosen, and how many have been generated.
 #[derive(Debug)]
 pub(super) struct Generation {
     pub(super) sampler: Sampler,
@@ -121,10 +121,10 @@ impl Generation {
         self.generated < self.max_tokens
     }
 
-    /// Samples the next token from `logits` (vocab), which it changes. May run on any thread.
+    /// Samples the next token from `logits` (vocab), which are overwritten. May run on any thread.
     ///
     /// # Errors
-    /// No logit is a number: the weights or the state are broken. Or the grammar has no mask.
+    /// No logit is a number, because the weights or the state are broken; or the grammar has no mask.
     pub(super) fn sample(&mut self, logits: &mut [f32], eos: &[u32]) -> Result<Choice, SequenceError> {
         if let Some(logprobs) = &mut self.logprobs {
             logprobs.keep(logits);
@@ -143,7 +143,8 @@ impl Generation {
         Ok(Choice { token, logprobs: self.logprobs.as_mut().map(|logprobs| logprobs.score(token)) })
     }
 
-    /// The next token after one that a step has given already: as [`Self::sample`] chooses it, or the one that is forced.
+    /// Chooses the token at a later position of the same step: the one that the grammar forces, or else what
+    /// [`Self::sample`] chooses.
     ///
     /// # Errors
     /// As for [`Self::sample`].
@@ -157,7 +158,8 @@ impl Generation {
         self.sample(logits, eos)
     }
 
-    /// Adds to `plans` how a device samples the next token; adds nothing where the logits are needed.
+    /// Adds to `plans` how a device samples the next token. Adds nothing if the logits are needed for log
+    /// probabilities.
     ///
     /// # Errors
     /// The grammar has no mask.
@@ -171,19 +173,19 @@ impl Generation {
         Ok(())
     }
 
-    /// The token that the grammar forces next, if it is known without a step of the model: sampling would choose it
-    /// unless the model rules it out. `None` where its log probability is wanted.
+    /// Returns the token that the grammar forces next, if it is known without a step of the model: sampling would
+    /// choose it unless the model rules it out. Returns `None` if log probabilities are requested.
     pub(super) fn next_forced(&self) -> Option<u32> {
         if self.logprobs.is_some() { None } else { self.guide.as_ref()?.next_forced() }
     }
 
-    /// Accepts a token that is known: a device has sampled it as planned, or the grammar forces it.
+    /// Accepts a known token: a device has sampled it as planned, or the grammar forces it.
     pub(super) fn accept_known(&mut self, token: u32) -> Choice {
         self.sampler.take(token);
         Choice::without_logprobs(token)
     }
 
-    /// Accepts a token that was chosen elsewhere, with its log probabilities if they are requested.
+    /// Accepts a token that was chosen elsewhere, with its log probabilities if they were requested.
     pub(super) fn accept_again(&mut self, token: u32, logprobs: Option<TokenLogprobs>) -> Choice {
         if let (Some(all), Some(logprobs)) = (&mut self.logprobs, &logprobs) {
             all.add(logprobs);
@@ -191,11 +193,11 @@ impl Generation {
         Choice { logprobs, ..self.accept_known(token) }
     }
 
-    /// The end-of-text token of a text whose grammar allows only tokens that the model rules out, if the grammar allows
-    /// an end here. `possible`: whether the model allowed any token.
+    /// Returns the end-of-text token for a text whose grammar allows only tokens that the model rules out, if the
+    /// grammar allows the text to end here. `possible` says whether the model allowed any token.
     ///
     /// # Errors
-    /// It allows none, or the model allowed no token.
+    /// The grammar allows no end-of-text token here, or the model allowed no token.
     pub(super) fn end_by_grammar(&self, possible: bool, eos: &[u32]) -> Result<u32, SequenceError> {
         let mut eos = eos.iter().copied().filter(|_| possible);
         let allowed = eos.find(|token| self.guide.as_ref().is_some_and(|guide| guide.allows(*token)));

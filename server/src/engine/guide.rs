@@ -1,4 +1,4 @@
-//! Holds one text to its grammar. The mask of the next token is computed while the model steps.
+//! Makes one text follow its grammar. The mask of the next token is computed while the model makes its step.
 
 use std::sync::Arc;
 
@@ -14,7 +14,8 @@ pub(super) struct Guide {
     /// `None` until the first mask or token.
     constraint: Option<Box<dyn Constraint>>,
     allowed: TokenSet,
-    /// Whether `allowed` is valid for the next token, or why it could not be computed; `None` if it is not computed yet.
+    /// Whether `allowed` is valid for the next token, or why it could not be computed; `None` if it has not been
+    /// computed yet.
     mask: Option<Result<(), SequenceError>>,
 }
 
@@ -23,7 +24,8 @@ impl Guide {
         Self { grammar, constraint: None, allowed: TokenSet::new(vocab_size), mask: None }
     }
 
-    /// Computes the mask of the next token, which depends only on the tokens before it. [`Self::allowed`] reports errors.
+    /// Computes the mask of the next token, which depends only on the tokens before it. [`Self::allowed`] reports its
+    /// errors.
     pub(super) fn compute_mask(&mut self) {
         if self.mask.is_none() {
             let Self { grammar, constraint, allowed, .. } = self;
@@ -43,8 +45,8 @@ impl Guide {
         Ok(&self.allowed)
     }
 
-    /// The token that must come next, if the grammar knows it without computing a mask: masks take time, and are computed
-    /// during the model's step.
+    /// Returns the token that must come next, if the grammar knows it without computing a mask. Masks take time, so
+    /// they are computed during the model's step.
     pub(super) fn next_forced(&self) -> Option<u32> {
         self.constraint.as_ref()?.forced()
     }
@@ -54,7 +56,7 @@ impl Guide {
         self.allowed.contains(token)
     }
 
-    /// Accepts the next token; whether the text is complete with it.
+    /// Accepts the next token, and returns whether it completes the text.
     ///
     /// # Errors
     /// The grammar does not allow the token.

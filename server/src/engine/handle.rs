@@ -15,7 +15,7 @@ use super::stats::{Counters, Stats, add};
 use super::submission::Submission;
 use super::tenants::Tenant;
 
-/// Events that may wait in a request's channel; the engine joins and keeps what finds no room there.
+/// Events that a request's channel can hold; the engine collects and keeps what has no room there.
 const EVENT_BUFFER: usize = 32;
 
 /// The state that the engine's thread and its handles share.
@@ -35,11 +35,11 @@ impl Shared {
     }
 }
 
-/// In place of the time of a beat: later than any.
+/// Stands for "paused" in place of the time of a beat: later than any time.
 const PAUSED: u64 = u64::MAX;
 
-/// When the engine's loop last iterated. Reading a source, which is done as a whole, has no time limit: the heartbeat is
-/// paused meanwhile.
+/// The time of the last iteration of the engine's loop. A source is read as a whole and has no time limit, so the
+/// heartbeat is paused meanwhile.
 pub(super) struct Heartbeat {
     started: Instant,
     /// Milliseconds from `started` to the last beat; [`PAUSED`] if there is no time limit.
@@ -74,7 +74,7 @@ pub struct EngineHandle {
 }
 
 impl EngineHandle {
-    /// Submits one request. The engine's log lines about it belong to the current span.
+    /// Submits one request. The engine's log lines about the request belong to the current span.
     ///
     /// # Errors
     /// The queue is full, or the engine accepts no more requests.
@@ -91,10 +91,11 @@ impl EngineHandle {
         self.submit_for(Tenant::default(), requests)
     }
 
-    /// The same for one of several tenants, which share the slots and the queue fairly.
+    /// Submits requests like [`Self::submit_all`], for one of several tenants that share the slots and the queue
+    /// fairly.
     ///
     /// # Errors
-    /// The tenant's part of the queue has no room for all, or the engine accepts no more requests.
+    /// The tenant's share of the queue has no room for all, or the engine accepts no more requests.
     pub fn submit_for(&self, tenant: Tenant, requests: Vec<Request>) -> Result<Vec<EventStream>, SubmitError> {
         let counters = &self.shared.counters;
         let (submitted, submitted_at) = (Instant::now(), counters.passes.load(Ordering::Relaxed));
@@ -105,7 +106,7 @@ impl EngineHandle {
                 let interrupt = Interrupt::default();
                 let stream = EventStream { receiver, interrupt: interrupt.clone() };
                 let span = Span::current();
-                // The queue sets the rest.
+                // The queue sets the real values.
                 let (tenant, advance) = (0, 0);
                 (Submission { request, sender, interrupt, submitted, span, submitted_at, tenant, advance }, stream)
             })
@@ -115,8 +116,8 @@ impl EngineHandle {
         Ok(streams)
     }
 
-    /// Sets how many tenants there are: slots are kept for those that have none. Without this call, only those count
-    /// that have submitted requests since the engine last had nothing to do.
+    /// Sets how many tenants to expect: slots are kept free for those that have none. Without this call, only tenants
+    /// count that have submitted requests since the engine last had nothing to do.
     pub fn expect_tenants(&self, tenants: usize) {
         self.shared.queue.expect_tenants(tenants);
     }
@@ -132,22 +133,22 @@ impl EngineHandle {
         self.shared.stall_limit
     }
 
-    /// Requests that may wait at once.
+    /// Most requests that may wait at once.
     pub fn queue_capacity(&self) -> usize {
         self.shared.queue.capacity()
     }
 
-    /// Requests that may run at once.
+    /// Most requests that may run at once.
     pub fn slots(&self) -> usize {
         self.shared.slots
     }
 
-    /// What the engine has done so far.
+    /// Returns counters of what the engine has done so far.
     pub fn stats(&self) -> Stats {
         self.shared.counters.read(self.shared.queue.waiting())
     }
 
-    /// Accepts no more requests; the engine finishes those it has, then its thread ends.
+    /// Stops accepting requests. The engine finishes those it has; then its thread ends.
     pub fn drain(&self) {
         self.shared.queue.advance(Lifecycle::Draining);
     }
@@ -164,7 +165,7 @@ pub struct EngineThread {
 }
 
 impl EngineThread {
-    /// Waits for the thread to end: after [`EngineHandle::drain`] or [`EngineHandle::abort`].
+    /// Waits for the thread to end, after [`EngineHandle::drain`] or [`EngineHandle::abort`].
     pub fn join(self) {
         // A panic has been logged, and its requests' channels are closed: there is nothing left to do.
         let _ = self.thread.join();

@@ -4,7 +4,7 @@ use tidegate_model::sampling::LogSoftmax;
 
 use super::event::TokenLogprobs;
 
-/// `token` with its log probability among the logits (vocab), and the `count` most likely tokens.
+/// Returns `token` with its log probability according to the logits (vocab), and the `count` most likely tokens.
 fn score(logits: &[f32], token: u32, count: usize) -> TokenLogprobs {
     let row = LogSoftmax::new(logits);
     let top = row.likeliest(count).into_iter().map(|token| (token, row.logprob(token) as f32)).collect();
@@ -15,7 +15,7 @@ fn score(logits: &[f32], token: u32, count: usize) -> TokenLogprobs {
 #[derive(Debug)]
 pub(super) struct Logprobs {
     count: usize,
-    /// The model's own logits (vocab): sampling changes the others.
+    /// A copy of the model's own logits (vocab): sampling changes the original.
     raw: Vec<f32>,
     sum: f64,
 }
@@ -31,19 +31,19 @@ impl Logprobs {
         self.raw.extend_from_slice(logits);
     }
 
-    /// The log probabilities of the token sampled from the row kept last.
+    /// Returns the log probabilities of a token sampled from the last kept row, and adds them to the sum.
     pub(super) fn score(&mut self, token: u32) -> TokenLogprobs {
         let scored = score(&self.raw, token, self.count);
         self.add(&scored);
         scored
     }
 
-    /// Adds those of a token.
+    /// Adds the log probability of a token to the sum.
     pub(super) fn add(&mut self, scored: &TokenLogprobs) {
         self.sum += f64::from(scored.logprob);
     }
 
-    /// The log probability of all tokens so far.
+    /// The sum of the log probabilities of all tokens so far.
     pub(super) fn sum(&self) -> f64 {
         self.sum
     }
@@ -57,12 +57,12 @@ pub(super) struct PromptLogprobs {
 }
 
 impl PromptLogprobs {
-    /// The first token has none.
+    /// Starts with the first token, which has no log probability.
     pub(super) fn new(count: usize) -> Self {
         Self { count, tokens: vec![None] }
     }
 
-    /// The number of most likely tokens reported with each.
+    /// The number of most likely tokens reported with each token.
     pub(super) fn count(&self) -> usize {
         self.count
     }
@@ -72,7 +72,7 @@ impl PromptLogprobs {
         self.tokens.push(Some(score(logits, token, self.count)));
     }
 
-    /// One entry for each token.
+    /// Returns one entry per token.
     pub(super) fn into_all(self) -> Vec<Option<TokenLogprobs>> {
         self.tokens
     }

@@ -1,11 +1,11 @@
 //! Continuous batching: one thread owns the model and its slots, and advances all running rows by one token at a time.
 //!
-//! It knows no HTTP and no wire type. Validated requests ([`Request`]) come in through a bounded queue, text goes out as
-//! [`Event`]s. Between two decode steps at most one chunk of one prompt is read, so that no stream stalls; a state that is
-//! copied between device and host delays its own request alone.
+//! The engine does not know HTTP or any wire type. Validated requests ([`Request`]) come in through a bounded queue,
+//! and text goes out as [`Event`]s. Between two decode steps the engine reads at most one chunk of one prompt, so that
+//! no stream stalls. While a state is copied between device and host, only its own request waits.
 //!
-//! Where the rows of a step are few, they may read drafts besides (`speculation`): tokens that are kept if the request's
-//! sampler chooses them.
+//! If a step has few rows, they may also read draft tokens (`speculation`), which are kept if the request's sampler
+//! chooses them too.
 
 mod chunks;
 mod constraint;

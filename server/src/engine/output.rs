@@ -1,4 +1,4 @@
-//! From sampled tokens to the text that is shown: characters completed, stop strings found, the rest held back.
+//! Turns sampled tokens into the text that is shown: completes characters, finds stop strings, and holds back the rest.
 
 use crate::session::Answer;
 use crate::text::{Detokenizer, StopMatcher, StopStrings};
@@ -15,14 +15,14 @@ pub(super) struct TextOutput {
 /// Buffers for the text of a token, reused from token to token.
 #[derive(Default)]
 pub(super) struct TextBuffers {
-    /// The text to show.
+    /// The text that the token shows.
     pub(super) text: String,
-    /// The characters that a token completes, some of which may be held back.
+    /// The characters that the token completes; some may be held back.
     characters: String,
 }
 
 impl TextOutput {
-    /// Continues `answer`; `may_end`: whether a stop string may end the text with the first token.
+    /// Continues `answer`. `may_end` says whether a stop string may end the text with the first token.
     pub(super) fn new(strings: StopStrings, answer: &Answer, may_end: bool) -> Self {
         let mut carried = String::new();
         let stops = if may_end {
@@ -35,7 +35,7 @@ impl TextOutput {
         Self { detokenizer: Detokenizer::resume(&answer.bytes), stops, carried }
     }
 
-    /// Starts the text of a token in `buffers` with what was carried over, and returns the length of that.
+    /// Starts a token's text in `buffers` with the text carried over from before, and returns the length of that text.
     pub(super) fn start_token(&mut self, buffers: &mut TextBuffers) -> usize {
         buffers.text.clear();
         buffers.text.push_str(&self.carried);
@@ -43,7 +43,7 @@ impl TextOutput {
         buffers.text.len()
     }
 
-    /// Adds the bytes of a token; whether a stop string ends the text, if it `may_end`.
+    /// Adds the bytes of a token. Returns whether a stop string ends the text, which is possible only if `may_end`.
     pub(super) fn push(&mut self, bytes: &[u8], may_end: bool, buffers: &mut TextBuffers) -> bool {
         let TextBuffers { text, characters } = buffers;
         characters.clear();
@@ -59,7 +59,7 @@ impl TextOutput {
         false
     }
 
-    /// Shows what is held back, at the end of the text; whether a stop string ends it.
+    /// Shows what is held back, at the end of the text. Returns whether a stop string ends it.
     pub(super) fn close(&mut self, may_end: bool, buffers: &mut TextBuffers) -> bool {
         let mut rest = String::new();
         self.detokenizer.finish(&mut rest);
@@ -70,13 +70,14 @@ impl TextOutput {
         stopped
     }
 
-    /// Whether a stop string has ended the text, or may still do so with what is held back.
+    /// Whether a stop string has ended the text, or the text that is held back may still become one.
     pub(super) fn is_unsettled(&self) -> bool {
         let held = !self.stops.held().is_empty() || !self.detokenizer.pending().is_empty();
         self.stops.has_strings() && (held || self.stops.is_stopped())
     }
 
-    /// The state of an answer that ends here, to be continued if it is `open`.
+    /// Returns the state of the answer at this point; if it is not `open`, it cannot be continued and the state is
+    /// empty.
     pub(super) fn answer(&self, open: bool) -> Answer {
         if !open {
             return Answer::default();

@@ -1,4 +1,4 @@
-//! What a request can ask for, and the bounds that a server sets.
+//! The parameters of a request, and the limits that a server sets.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use super::constraint::Grammar;
 use crate::session::Snapshot;
 use crate::text::{GenerationDefaults, StopError};
 
-/// The bounds that a server sets on each request.
+/// The limits that a server sets on each request.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Tokens in the model's vocabulary.
@@ -32,23 +32,23 @@ pub struct Sources {
 }
 
 impl Limits {
-    /// Longest prompt, in tokens; a source is bounded by the model as well.
+    /// Longest prompt, in tokens. A source is limited by the model too.
     pub fn longest_prompt(&self) -> usize {
         self.sources.map_or(self.max_prompt_tokens, |sources| sources.longest.min(self.max_prompt_tokens))
     }
 
-    /// The context length that clients ask for. A state has no such bound, so it is the longest prompt; for an
-    /// encoder-decoder the longest answer is added.
+    /// Returns the context length that clients ask for. The state sets no limit, so this is the longest prompt; for an
+    /// encoder-decoder it is the longest prompt plus the longest answer.
     pub fn context(&self) -> usize {
         let answer = if self.sources.is_some() { self.max_tokens } else { 0 };
         self.longest_prompt().saturating_add(answer)
     }
 }
 
-/// The default sampling parameters: the model's own recommendations, else sampling from the model's distribution.
+/// Returns the default sampling parameters: the model's recommendations, or else plain sampling from its distribution.
 ///
 /// # Errors
-/// A recommendation out of its bounds.
+/// A recommendation is out of bounds.
 pub fn recommended_sampling(defaults: &GenerationDefaults, vocab_size: usize) -> Result<SamplingParams, SamplingError> {
     let mut sampling = SamplingParams::default();
     let set = |target: &mut f32, value: Option<f64>| {
@@ -75,52 +75,53 @@ pub enum Start {
     Empty,
     /// A state that has read the first tokens of the prompt, but not all: only the rest is computed.
     Prefix(Arc<Snapshot>),
-    /// A conversation: the prompt is the new text, and may be empty if the conversation has a token left to read. A new
+    /// A conversation. The prompt is the new text, and may be empty if the conversation has a token left to read. A new
     /// source replaces the previous source and its text.
     Session(Arc<Snapshot>),
-    /// A conversation without a token so far, and a state that has read the first tokens of its first text, but not all.
+    /// A conversation that has no token yet, with a state that has read the first tokens of its first text, but not
+    /// all.
     FirstTurn {
-        /// The conversation, of which the random numbers continue.
+        /// The conversation whose random numbers continue.
         conversation: Arc<Snapshot>,
-        /// What is known of the prompt.
+        /// The state that has read the first tokens of the prompt.
         prefix: Arc<Snapshot>,
     },
 }
 
 impl Start {
-    /// Whether a conversation goes on, or begins.
+    /// Whether the request continues or begins a conversation.
     pub(super) fn is_conversation(&self) -> bool {
         matches!(self, Self::Session(_) | Self::FirstTurn { .. })
     }
 }
 
-/// Takes snapshots of a text on the engine's thread, as soon as they exist: states in the events of texts that nobody reads
-/// would be more than there are slots, and nothing would bound them.
+/// Receives snapshots of a text on the engine's thread, as soon as they exist. If they were sent as events instead,
+/// texts that nobody reads could hold more states than there are slots, without any bound.
 pub trait TakeSnapshots: fmt::Debug + Send + Sync {
-    /// Takes a snapshot of a part of the prompt, of the prompt without its last token, or of the whole text.
+    /// Receives a snapshot of a part of the prompt, of the prompt without its last token, or of the whole text.
     fn take(&self, snapshot: &Arc<Snapshot>);
 }
 
-/// The snapshots that are taken for other requests, whose texts may have the same beginning.
+/// Which snapshots are taken for other requests, whose texts may begin in the same way.
 #[derive(Clone, Debug)]
 pub struct Keeper {
-    /// What takes them.
+    /// The receiver of the snapshots.
     pub taker: Arc<dyn TakeSnapshots>,
-    /// A number of tokens of the prompt after which one is taken, besides the one after the whole prompt. It has no effect if
-    /// the request starts there or later, or does not read the prompt in chunks.
+    /// The number of prompt tokens after which a snapshot is taken, besides the one after the whole prompt. Has no
+    /// effect if the request starts there or later, or does not read the prompt in chunks.
     pub mark: Option<usize>,
-    /// Whether one is taken at the end of the text.
+    /// Whether a snapshot is also taken at the end of the text.
     pub end: bool,
 }
 
-/// The parameters of a request, not yet validated: [`super::Request::new`] does that.
+/// The parameters of a request. [`super::Request::new`] validates them.
 #[derive(Clone, Debug, Default)]
 pub struct RequestParameters {
     /// The state to start from.
     pub start: Start,
     /// The token ids to continue, or the source to translate.
     pub prompt: Vec<u32>,
-    /// Most tokens to generate; 0 only reads the prompt, for snapshots or for its log probabilities.
+    /// Most tokens to generate. With 0 the request only reads the prompt, for snapshots or log probabilities.
     pub max_tokens: usize,
     /// Strings that end the text.
     pub stop: Vec<String>,
@@ -132,18 +133,19 @@ pub struct RequestParameters {
     pub reseed: bool,
     /// Whether to continue after an end-of-text token.
     pub ignore_eos: bool,
-    /// Whether [`Finish`](super::Finish) has the snapshot at the end of the text.
+    /// Whether [`Finish`](super::Finish) includes the snapshot at the end of the text.
     pub snapshot: bool,
-    /// The snapshots for other requests.
+    /// The snapshots to take for other requests.
     pub keeper: Option<Keeper>,
     /// Fewest tokens to generate before an end-of-text token or a stop token may be sampled.
     pub min_tokens: usize,
     /// Tokens that end the text like end-of-text tokens.
     pub stop_token_ids: Vec<u32>,
-    /// Number of most likely tokens whose log probabilities are reported with each generated token's own; `None` reports
-    /// no log probabilities.
+    /// Number of most likely tokens whose log probabilities are reported with each generated token's own; `None` for no
+    /// log probabilities.
     pub logprobs: Option<usize>,
-    /// The same for the prompt's tokens, which are then all computed, whatever is known of them.
+    /// Like [`Self::logprobs`], for the prompt's tokens. The whole prompt is then computed, even if a state for a
+    /// prefix is known.
     pub prompt_logprobs: Option<usize>,
     /// The grammar that the text must follow.
     pub grammar: Option<Arc<dyn Grammar>>,
@@ -162,14 +164,14 @@ pub enum RequestError {
         /// The value that was given.
         found: String,
     },
-    /// A prompt that the model does not read at once.
+    /// A prompt with more tokens than the model reads at once.
     #[error("prompt must be {least} to {most} tokens long, found {found} tokens")]
     TooLong {
         /// Fewest tokens that are accepted.
         least: usize,
         /// Most tokens that are accepted.
         most: usize,
-        /// The tokens of the prompt.
+        /// Number of tokens in the prompt.
         found: usize,
     },
     /// A sampling parameter out of its bounds.
@@ -186,7 +188,7 @@ impl RequestError {
         Self::Bound { parameter, bound: bound.into(), found: format!("{found}") }
     }
 
-    /// The parameter at fault.
+    /// The name of the parameter at fault.
     pub fn parameter(&self) -> &'static str {
         match self {
             Self::Bound { parameter, .. } => parameter,

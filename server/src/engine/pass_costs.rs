@@ -1,14 +1,15 @@
-//! What the engine's passes cost. It depends on the model, the device and what else the machine does, so it is estimated
-//! from the passes themselves.
+//! What the engine's passes cost. The cost depends on the model, the device and the machine's other load, so it is
+//! estimated from the passes themselves.
 
 use std::time::Duration;
 
-/// The cost of a pass over a number of tokens: the rows of a decode step, or the tokens of a chunk of a prompt.
+/// The cost of a pass as a function of its number of tokens: the rows of a decode step, or the tokens of a prompt
+/// chunk.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PassCost {
-    /// What the pass costs besides its tokens: reading the weights.
+    /// The fixed cost of a pass: reading the weights.
     pub base: f64,
-    /// What each token costs.
+    /// The additional cost of each token.
     pub each: f64,
 }
 
@@ -18,56 +19,56 @@ impl PassCost {
         self.base + self.each * count as f64
     }
 
-    /// The most tokens of a pass that costs at most `cost`. At least as many as cost as much as the pass does besides them:
-    /// shorter passes would cost more than they do.
+    /// Returns the most tokens of a pass that costs at most `cost`. If they would cost less than the pass's fixed cost,
+    /// returns the number of tokens that cost as much as it: shorter passes would be mostly overhead.
     pub(super) fn affords(self, cost: f64) -> usize {
         // A division by zero gives infinity, and the cast saturates.
         ((cost - self.base).max(self.base) / self.each).max(1.0) as usize
     }
 
-    /// The least tokens of an efficient pass: many such passes cost about as much as one long one.
+    /// Returns the fewest tokens of an efficient pass: several such passes cost about as much as one long pass.
     pub(super) fn efficient(self) -> usize {
         (EFFICIENT * self.base / self.each).max(LEAST_EFFICIENT) as usize
     }
 }
 
-/// A pass is efficient if its tokens cost so many times what it costs besides them,
+/// A pass is efficient if its tokens cost at least this many times its fixed cost,
 const EFFICIENT: f64 = 8.0;
-/// and if it has so many tokens: the estimate may be wrong.
+/// and if it has at least this many tokens, since the estimate may be wrong.
 const LEAST_EFFICIENT: f64 = 32.0;
 
-/// The costs of both kinds of passes, in one unit.
+/// The costs of both kinds of passes, in the same unit.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PassCosts {
-    /// Decode steps, by rows.
+    /// Decode steps, by number of rows.
     pub step: PassCost,
-    /// Chunks of prompts, by tokens.
+    /// Prompt chunks, by number of tokens.
     pub chunk: PassCost,
 }
 
-/// The costs: given ones, or what is measured.
+/// Where costs come from: fixed values, or measurements.
 #[derive(Default)]
 pub(super) struct CostSource {
     fixed: Option<PassCosts>,
     steps: PassTimes,
     chunks: PassTimes,
-    /// Steps by the tokens that they read, with drafts and without.
+    /// Steps by number of tokens read, with or without draft tokens.
     with_drafts: PassTimes,
-    /// Proposals of a draft model, by their tokens.
+    /// Calls of a draft model, by number of tokens proposed.
     draft_model: PassTimes,
-    /// Steps without drafts since the last one with some.
+    /// Steps without draft tokens since the last step with some.
     since_drafts: u32,
 }
 
-/// Steps without drafts after which the costs of steps with drafts are forgotten, and measured again when drafts are
-/// proposed: they may have been measured while the machine was busy.
+/// After this many steps without draft tokens, the costs of steps with draft tokens are forgotten. They are measured
+/// again when the next draft tokens are proposed: the old costs may date from a time when the machine was busy.
 const FORGET: u32 = 4096;
 
-/// Drafts of a draft model for a text while their cost is unknown.
+/// Most tokens that a draft model proposes for a text while its cost is unknown.
 const FEW: usize = 4;
 
 impl CostSource {
-    /// `fixed`, or what is measured from now on.
+    /// Uses `fixed`, or else what is measured from now on.
     pub(super) fn new(fixed: Option<PassCosts>) -> Self {
         Self { fixed, ..Self::default() }
     }
@@ -83,7 +84,8 @@ impl CostSource {
         self.with_drafts.observe(rows, time.as_secs_f64());
     }
 
-    /// Notes how long a step took whose rows have read `tokens` tokens together, drafts included.
+    /// Notes how long a step with draft tokens took; its rows have read `tokens` tokens together, draft tokens
+    /// included.
     pub(super) fn drafted(&mut self, tokens: usize, time: Duration) {
         self.since_drafts = 0;
         self.with_drafts.observe(tokens, time.as_secs_f64());
@@ -99,16 +101,16 @@ impl CostSource {
         self.chunks.observe(tokens, time.as_secs_f64());
     }
 
-    /// The cost of a step by the tokens that its rows read, drafts included. Drafts cost nothing until some have been
-    /// measured.
+    /// Returns the cost of a step by the tokens that its rows read, draft tokens included. Draft tokens count as free
+    /// until some have been measured.
     pub(super) fn with_drafts(&self) -> PassCost {
         let measured = || self.with_drafts.cost().filter(|_| self.with_drafts.known().count() > 1);
         let fixed = self.fixed.map(|costs| costs.step);
         fixed.or_else(measured).unwrap_or(PassCost { base: 1.0, each: 0.0 })
     }
 
-    /// At most `most` drafts for a text, of a draft model, which could propose any number: none until steps without drafts have
-    /// been measured, and few until steps with some have, and the draft model itself.
+    /// Returns how many tokens, at most `most`, a draft model should propose for a text: none until steps without draft
+    /// tokens have been measured, and few until steps with draft tokens and the draft model itself have been measured.
     pub(super) fn worth_asking(&self, most: usize) -> usize {
         match (self.with_drafts.known().count(), self.draft_model.known().count()) {
             _ if self.fixed.is_some() => most,
@@ -118,15 +120,16 @@ impl CostSource {
         }
     }
 
-    /// The cost of a draft model's proposals by their tokens; its base is catching up with the text. Nothing until it and steps
-    /// with drafts have been measured.
+    /// Returns the cost of a draft model's call by the tokens that it proposes; the fixed cost is catching up with the
+    /// text. Zero until the draft model and steps with draft tokens have been measured.
     pub(super) fn of_proposals(&self) -> PassCost {
         let measured = || self.draft_model.cost().filter(|_| self.with_drafts.known().count() > 1);
         let measured = if self.fixed.is_some() { None } else { measured() };
         measured.unwrap_or(PassCost { base: 0.0, each: 0.0 })
     }
 
-    /// The costs; `None` as long as no step has been measured. Until a chunk has been, its tokens count as rows.
+    /// Returns the costs; `None` until a step has been measured. Until a chunk has been measured, its tokens cost as
+    /// much as rows.
     pub(super) fn costs(&self) -> Option<PassCosts> {
         let measured = || {
             let step = self.steps.cost()?;
@@ -136,21 +139,21 @@ impl CostSource {
     }
 }
 
-/// Sizes of passes that are told apart for each doubling of the size.
+/// How many sizes of passes are measured separately for each doubling of the size.
 const PER_OCTAVE: f64 = 4.0;
-/// Up to 2^12 tokens; larger passes count as passes of that size.
+/// The number of sizes: up to 2^12 tokens. Larger passes count as passes of that size.
 const SIZES: usize = 49;
-/// Passes of one size before their time counts: the first may have found a cold cache.
+/// Passes of one size before their time counts: the first passes may have found a cold cache.
 const SAMPLES: u32 = 3;
-/// The share by which the estimate for a size approaches the time of a slower pass.
+/// The fraction by which the estimate for a size moves toward the time of a slower pass.
 const DRIFT: f64 = 1.0 / 64.0;
 
-/// The times of one kind of passes, by size.
+/// The times of one kind of pass, by size.
 pub(super) struct PassTimes {
     sizes: [Typical; SIZES],
 }
 
-/// The passes of about one size.
+/// The passes of about the same size.
 #[derive(Clone, Copy, Default)]
 struct Typical {
     tokens: f64,
@@ -165,7 +168,7 @@ impl Default for PassTimes {
 }
 
 impl PassTimes {
-    /// Notes a pass. The estimate follows the fastest passes of a size: the slow ones had waited for a core.
+    /// Notes a pass. The estimate follows the fastest passes of a size: slow passes had to wait for a core.
     pub(super) fn observe(&mut self, tokens: usize, seconds: f64) {
         let tokens = tokens.max(1) as f64;
         let size = ((tokens.log2() * PER_OCTAVE) as usize).min(SIZES - 1);
@@ -173,7 +176,7 @@ impl PassTimes {
         if typical.samples == 0 || seconds < typical.seconds {
             (typical.tokens, typical.seconds) = (tokens, seconds);
         } else {
-            // One pass that took forever changes little.
+            // One very slow pass changes the estimate only a little.
             let slower = seconds.min(2.0 * typical.seconds);
             typical.seconds += (slower - typical.seconds) * DRIFT;
             typical.tokens += (tokens - typical.tokens) * DRIFT;
@@ -181,12 +184,13 @@ impl PassTimes {
         typical.samples = typical.samples.saturating_add(1);
     }
 
-    /// The sizes whose time counts.
+    /// The sizes with enough samples.
     fn known(&self) -> impl Iterator<Item = &Typical> {
         self.sizes.iter().filter(|typical| typical.samples >= SAMPLES && typical.seconds > 0.0)
     }
 
-    /// The line through the times of all sizes whose relative errors have the least squares; `None` if there are none.
+    /// Fits a line through the times of all sizes, with least squares of the relative errors; `None` if there are no
+    /// times.
     pub(super) fn cost(&self) -> Option<PassCost> {
         // Weighted sums of 1, n, n^2, t and n t.
         let (mut sizes, mut sums) = (0, [0.0; 5]);
@@ -203,7 +207,7 @@ impl PassTimes {
             _ => {
                 let each = ((w * nt - n * t) / (w * nn - n * n)).max(0.0);
                 let base = ((t - each * n) / w).max(0.0);
-                // Without a base, the line goes through zero.
+                // If the fitted base is zero, fits a line through the origin.
                 Some(PassCost { base, each: if base > 0.0 { each } else { nt / nn } })
             }
         }
@@ -226,7 +230,7 @@ mod tests {
         assert_eq!(times.cost(), None);
         for pass in 0..2000 {
             let tokens = [1, 2, 5, 30, 60][pass % 5];
-            // Every third pass is disturbed, one in a hundred by much.
+            // Every third pass is disturbed, and about one in a hundred heavily.
             let factor = if pass % 101 == 0 {
                 300.0
             } else if pass % 3 == 0 {
@@ -299,7 +303,7 @@ mod tests {
         times.observe(10, 0.5);
         let found = times.cost().unwrap();
         assert!(close(found, PassCost { base: 0.0, each: 0.05 }), "{found:?}");
-        // As on a GPU.
+        // As on a GPU, where more rows take no longer.
         (0..3).for_each(|_| times.observe(20, 0.5));
         let found = times.cost().unwrap();
         assert!((found.base - 0.5).abs() < 1e-9 && found.each < 1e-9, "{found:?}");

@@ -1,5 +1,5 @@
-//! How a sequence comes to the end of its prompt: in chunks, as a source, by steps that score it, or by what another
-//! request has read.
+//! How a sequence gets through its prompt: in chunks, as a source, by steps that score it, or by taking over what
+//! another request has read.
 
 use std::sync::Arc;
 
@@ -12,8 +12,8 @@ use super::sequence::{Phase, Sequence};
 use crate::session::{History, Snapshot};
 
 impl Sequence {
-    /// Lets the model read the next piece of what is read in chunks, and returns its length: a source as a whole, since
-    /// each of its tokens is encoded in view of all others, other tokens at most `limit` at a time.
+    /// Makes the model read the next chunk, and returns its length. A source is read as a whole, because each of its
+    /// tokens is encoded in view of all others; other tokens are read at most `limit` at a time.
     ///
     /// # Errors
     /// The model failed.
@@ -44,14 +44,14 @@ impl Sequence {
         }
     }
 
-    /// Notes that the state has `count` more tokens of the input, from token `next` on.
+    /// Notes that the state has read `count` more tokens of the input, starting with token `next`.
     pub(super) fn advance(&mut self, next: usize, count: usize) {
         self.position.advance(&self.prompt.input[next..next + count]);
         self.prompt.computed = true;
         self.phase = self.reading_from(next + count);
     }
 
-    /// Notes that a step has read a token of the prompt; its logits (vocab) score the next one.
+    /// Notes that a step has read a token of the prompt, and scores the next token with the step's logits (vocab).
     ///
     /// # Errors
     /// No logit is a number.
@@ -67,24 +67,25 @@ impl Sequence {
         Ok(())
     }
 
-    /// Whether a snapshot is to be taken here, amid the prompt.
+    /// Whether a snapshot is to be taken here, within the prompt.
     pub(super) fn is_at_mark(&self) -> bool {
         matches!(self.phase, Phase::Prefill { next } if self.prompt.mark == Some(next))
     }
 
-    /// Whether a snapshot is needed after the prompt: by requests with the same beginning, or with the same prompt.
+    /// Whether a snapshot is needed after the prompt, for requests with the same beginning or the same prompt.
     pub(super) fn wants_prompt_end(&self) -> bool {
         self.prompt.computed && self.shares_prompt_end()
     }
 
     fn shares_prompt_end(&self) -> bool {
-        // What generates nothing ends there as well.
+        // A request that generates nothing takes its snapshot at the end of the text, which is the same place.
         let keeps = self.keeper.is_some() && self.generation.wants_tokens();
         keeps || self.prompt.shared.as_ref().is_some_and(SharedPrompt::has_others)
     }
 
-    /// How many tokens are known and not in the state, if one pass may read them all and choose the next one: that is wanted,
-    /// nobody needs the state before the last of them, and the reader is not too far behind.
+    /// Returns how many known tokens the state has not read, if one pass may read them all and choose the next token.
+    /// It may if a next token is wanted, nobody needs the state before the last known token, and the reader is not too
+    /// far behind.
     pub(super) fn known_to_the_end(&self) -> Option<usize> {
         match self.phase {
             _ if self.client.interrupt.is_requested() => None,
@@ -96,7 +97,7 @@ impl Sequence {
         }
     }
 
-    /// Passes the snapshot after the prompt to those who need it.
+    /// Passes the snapshot after the prompt to the requests that need it.
     pub(super) fn hand_over_prompt(&mut self, end: Snapshot) {
         let end = Arc::new(end);
         self.pass_on(&end);
@@ -105,7 +106,7 @@ impl Sequence {
         }
     }
 
-    /// Passes a snapshot to what takes those for other requests.
+    /// Passes a snapshot to the receiver of snapshots for other requests.
     pub(super) fn pass_on(&self, snapshot: &Arc<Snapshot>) {
         if let Some(keeper) = &self.keeper {
             keeper.taker.take(snapshot);
@@ -119,7 +120,7 @@ impl Sequence {
         }
     }
 
-    /// Continues after the prompt that another request has read, if it has; the slot must have the state there.
+    /// Continues after the prompt if another request has read it. The slot must already hold the state there.
     pub(super) fn take_over_prompt(&mut self) {
         let Some(shared) = self.prompt.shared.take_if(|shared| shared.read().is_some()) else { return };
         let Some(prompt) = shared.read() else { return };

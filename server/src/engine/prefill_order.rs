@@ -1,12 +1,12 @@
-//! The order in which prompts are read: one chunk in turn for each tenant, and of a tenant's prompts one chunk in turn for
-//! each. So neither a long prompt nor many of them delay another tenant's short one.
+//! The order in which prompts are read: round robin over the tenants, and over the prompts of each tenant, one chunk at
+//! a time. So neither a long prompt nor many prompts delay another tenant's short prompt.
 
 use std::collections::VecDeque;
 
-/// The slots whose prompts are read in chunks.
+/// The slots that read in chunks.
 #[derive(Default)]
 pub(super) struct PrefillOrder {
-    /// A tenant's index and its slots; the tenant whose turn it is comes first, and so does its slot.
+    /// Each tenant's index with its slots. The tenant and the slot whose turn it is come first.
     turns: VecDeque<(usize, VecDeque<usize>)>,
 }
 
@@ -19,17 +19,17 @@ impl PrefillOrder {
         }
     }
 
-    /// The slot whose turn it is, of those that can be read.
+    /// Returns the slot whose turn it is, among those that can be read.
     pub(super) fn next(&self, can_read: impl Fn(usize) -> bool) -> Option<usize> {
         self.turns.iter().flat_map(|(_, slots)| slots).copied().find(|slot| can_read(*slot))
     }
 
-    /// The first slot of each tenant, of those that can be read.
+    /// Returns the first slot of each tenant, among those that can be read.
     pub(super) fn firsts(&self, can_read: impl Fn(usize) -> bool) -> impl Iterator<Item = usize> {
         self.turns.iter().filter_map(move |(_, slots)| slots.iter().copied().find(|slot| can_read(*slot)))
     }
 
-    /// Puts a slot of which a chunk was read, and its tenant, behind the others.
+    /// Moves a slot and its tenant behind the others after one of its chunks was read.
     pub(super) fn chunk_was_read(&mut self, slot: usize) {
         let Some(at) = self.turns.iter().position(|(_, slots)| slots.contains(&slot)) else { return };
         let Some((tenant, mut slots)) = self.turns.remove(at) else { return };

@@ -11,45 +11,46 @@ use super::parameters::{Limits, RequestError, Start};
 use super::row_drafts::RECENT;
 use crate::session::{Answer, Snapshot};
 
-/// Tokens at the end of a prompt in which a character may have begun: each but a special one has at least a byte.
+/// Tokens at the end of a prompt in which an unfinished character may have begun: every token except a special one has
+/// at least one byte.
 const LAST_TOKENS: usize = 8;
 
-/// The last tokens of `pending`, the end of a conversation, followed by `prompt`: those in which a character may have
-/// begun.
+/// Returns the last tokens of `pending`, the end of a conversation, followed by `prompt`: those in which an unfinished
+/// character may have begun.
 pub(crate) fn last_tokens(pending: &[u32], prompt: &[u32]) -> Vec<u32> {
     end_of_both(pending, prompt, LAST_TOKENS)
 }
 
-/// The last `count` tokens of `a` followed by `b`, or all.
+/// Returns the last `count` tokens of `a` followed by `b`, or all if there are fewer.
 fn end_of_both(a: &[u32], b: &[u32], count: usize) -> Vec<u32> {
     let ends = [a, b].map(|tokens| end(tokens, count)).concat();
     end(&ends, count).to_vec()
 }
 
-/// The last `count` tokens, or all.
+/// Returns the last `count` tokens, or all if there are fewer.
 fn end(tokens: &[u32], count: usize) -> &[u32] {
     &tokens[tokens.len().saturating_sub(count)..]
 }
 
-/// What a request's text belongs to.
+/// How a request's text relates to a conversation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TextKind {
-    /// A text of its own.
+    /// A text without a conversation.
     Completion,
     /// A turn of a conversation, which begins an answer.
     Turn,
-    /// A turn that continues the answer of the turn before.
+    /// A turn that continues the answer of the previous turn.
     Continuation,
 }
 
-/// What a request had generated when it was interrupted.
+/// What a request generated elsewhere before it was interrupted.
 #[derive(Clone, Debug)]
 pub struct Begun {
-    /// The snapshot at its end, as in [`super::Finish`].
+    /// The snapshot at the end of this text, as in [`super::Finish`].
     pub end: Arc<Snapshot>,
-    /// Its tokens.
+    /// The generated tokens.
     pub token_ids: Vec<u32>,
-    /// The log probabilities of each of them, if requested.
+    /// The log probability of each of these tokens, if requested.
     pub logprobs: Vec<TokenLogprobs>,
 }
 
@@ -59,31 +60,31 @@ pub(super) struct Prompt {
     pub(super) start: Option<Arc<Snapshot>>,
     /// The source to encode first; empty if there is no new one.
     pub(super) source: Vec<u32>,
-    /// Tokens to read that are not in the starting state. The logits after the last choose the first token; empty only if
-    /// nothing is generated.
+    /// Tokens to read that are not in the starting state. The logits after the last one choose the first generated
+    /// token. Empty only if nothing is generated.
     pub(super) input: Vec<u32>,
-    /// The last tokens before the answer, in which a character may have begun.
+    /// The last tokens before the answer, in which an unfinished character may have begun.
     pub(super) last_tokens: Vec<u32>,
-    /// The last tokens before the answer, as many as are known and drafts are made of.
+    /// The last tokens before the answer that are known, from which draft tokens are looked up.
     pub(super) recent: Vec<u32>,
-    /// How much of the input comes before a snapshot that is taken amid it.
+    /// How many input tokens come before the snapshot that is taken within the input.
     pub(super) mark: Option<usize>,
-    /// Tokens of the prompt that the client has sent.
+    /// Number of prompt tokens that the client has sent.
     pub(super) tokens: usize,
-    /// Those of them that need not be computed.
+    /// How many of them need not be computed.
     pub(super) cached: usize,
-    /// Set until they are reported: the prompt is then read token by token.
+    /// The log probabilities, if requested and not reported yet. While set, the prompt is read token by token.
     pub(super) logprobs: Option<PromptLogprobs>,
-    /// The prompt that this request has in common with others, until it has been read.
+    /// The prompt that this request shares with others, until it has been read.
     pub(super) shared: Option<Arc<SharedPrompt>>,
-    /// Whether this request itself has read any of it.
+    /// Whether this request has itself read any part of the prompt.
     pub(super) computed: bool,
-    /// The text after it, if that has begun elsewhere; until it is repeated here.
+    /// The text after the prompt, if it was begun elsewhere; until it is repeated here.
     pub(super) begun: Option<Begun>,
 }
 
 impl Prompt {
-    /// Whether `other` is the same prompt, to be read in the same way from the same start.
+    /// Whether `other` is the same prompt, and is read in the same way from the same start.
     pub(super) fn is_read_as(&self, other: &Self) -> bool {
         let start = |prompt: &Self| prompt.start.as_ref().map(Arc::as_ptr);
         let count = |prompt: &Self| prompt.logprobs.as_ref().map(PromptLogprobs::count);
@@ -93,20 +94,20 @@ impl Prompt {
             && self.input == other.input
     }
 
-    /// Whether the last tokens before the answer are all of the text before it.
+    /// Whether `last_tokens` are the whole text before the answer.
     pub(super) fn is_whole(&self) -> bool {
         let before = self.start.as_ref().map_or(0, |start| start.read);
         // A source is no part of the text.
         !self.source.is_empty() || before == self.cached as u64 && self.tokens == self.last_tokens.len()
     }
 
-    /// What another request has read of it for this one.
+    /// What another request has read of the prompt on behalf of this one.
     pub(super) fn read_by_other(&self) -> Option<&ReadPrompt> {
         self.shared.as_ref()?.read()
     }
 }
 
-/// What requests with the same prompt have in common. Each request that still needs it holds it.
+/// State shared by the requests with the same prompt. Each request that still needs it holds a reference.
 #[derive(Debug, Default)]
 pub(super) struct SharedPrompt {
     read: OnceLock<ReadPrompt>,
@@ -120,17 +121,17 @@ pub(super) struct ReadPrompt {
 }
 
 impl SharedPrompt {
-    /// The prompt, once one of the requests has read it.
+    /// Returns the prompt, once one of the requests has read it.
     pub(super) fn read(&self) -> Option<&ReadPrompt> {
         self.read.get()
     }
 
-    /// Hands the prompt to the requests that have not read it; only the first call counts.
+    /// Hands the prompt to the requests that have not read it. Only the first call has an effect.
     pub(super) fn hand_over(&self, read: ReadPrompt) {
         self.read.get_or_init(|| read);
     }
 
-    /// Whether any request except its holder needs it.
+    /// Whether any request other than the caller's needs it.
     pub(super) fn has_others(self: &Arc<Self>) -> bool {
         Arc::strong_count(self) > 1
     }
@@ -139,13 +140,13 @@ impl SharedPrompt {
 /// How a request starts: from nothing, from a known prefix of its prompt, within a conversation, or with a source.
 pub(super) struct Opening {
     pub(super) start: Option<Arc<Snapshot>>,
-    /// Tokens of the prompt in the starting state.
+    /// Tokens of the prompt that the starting state has read.
     pub(super) cached: usize,
     pub(super) source: Vec<u32>,
     pub(super) input: Vec<u32>,
     pub(super) last_tokens: Vec<u32>,
     pub(super) recent: Vec<u32>,
-    /// The answer that continues; else an empty one.
+    /// The answer to continue; empty if a new one begins.
     pub(super) answer: Answer,
     pub(super) kind: TextKind,
 }
@@ -180,13 +181,13 @@ impl Opening {
                 return Self::turn((snapshot, None), prompt, (sampling, reseed), vocab_size);
             }
             Start::Session(snapshot) | Start::FirstTurn { conversation: snapshot, .. } => Some(snapshot),
-            // The encoding of a source cannot start from that of a prefix.
+            // A source cannot be encoded from the state of a prefix.
             Start::Empty | Start::Prefix(_) => None,
         };
         Self::source(before.as_deref(), (prompt, first), (sampling, reseed), vocab_size)
     }
 
-    /// The prompt is the whole text, of which a prefix may be known.
+    /// Opens a completion: the prompt is the whole text, and a state for a prefix of it may be known.
     fn completion(
         start: Option<Arc<Snapshot>>,
         mut prompt: Vec<u32>,
@@ -203,9 +204,10 @@ impl Opening {
         Ok((Self { start, cached, source, input: prompt, last_tokens, recent, answer, kind }, sampler))
     }
 
-    /// The prompt is what a turn adds. If it is not empty, a new answer begins, as if the whole text had been sent as one
-    /// prompt; if it is empty, the answer continues, as if the request before had asked for more. Where the conversation has
-    /// no text yet, the state may be that of a known `prefix` of the prompt.
+    /// Opens a turn of a conversation; the prompt is the text that the turn adds. If the prompt is not empty, a new
+    /// answer begins, as if the whole text had been sent as one prompt. If it is empty, the previous answer continues,
+    /// as if the previous request had asked for more. If the conversation has no text yet, the state may be that of a
+    /// known `prefix` of the prompt.
     fn turn(
         (snapshot, prefix): (Arc<Snapshot>, Option<Arc<Snapshot>>),
         prompt: Vec<u32>,
@@ -215,7 +217,7 @@ impl Opening {
         let seed = sampling.seed;
         let mut sampler = Sampler::resume(sampling, &snapshot.sampler, vocab_size)?;
         let answer = snapshot.answer.clone().filter(|answer| answer.open && prompt.is_empty());
-        // An answer that continues with its own seed also continues its random numbers.
+        // If the answer continues with its own seed, its random numbers continue too.
         if reseed && (answer.is_none() || snapshot.sampler.seed != seed) {
             sampler.reseed(seed);
         }
@@ -235,9 +237,10 @@ impl Opening {
         Ok((Self { start, cached, source, input, last_tokens, recent, answer, kind }, sampler))
     }
 
-    /// The prompt is a source, whose encoding replaces the whole state, also that of the conversation `before`. Of that
-    /// only the random numbers continue: its text is forgotten, by the penalties too, so that the answer is the same as
-    /// without it. A source is not in the language of the answer: no penalty counts it, and no character begins in it.
+    /// Opens a text whose prompt is a source. Encoding it replaces the whole state, including that of the conversation
+    /// `before`. Of that conversation only the random numbers continue: its text is forgotten, by the penalties too, so
+    /// that the answer is the same as without it. The source is not in the language of the answer, so no penalty counts
+    /// it and no character of the answer begins in it.
     fn source(
         before: Option<&Snapshot>,
         (source, first): (Vec<u32>, u32),
@@ -262,7 +265,7 @@ impl Opening {
     }
 }
 
-/// How many of the first tokens of `prompt` the state of `prefix` has read.
+/// Returns how many of the first tokens of `prompt` the state of `prefix` has read.
 fn known(prefix: Option<&Snapshot>, prompt: &[u32]) -> Result<usize, RequestError> {
     let read = prefix.map_or(0, |prefix| prefix.read);
     let read = usize::try_from(read).ok().filter(|read| *read == 0 || *read < prompt.len());

@@ -1,4 +1,4 @@
-//! The bounded queue in which requests wait for the engine, and which wakes it. `tenants` has its order.
+//! The bounded queue in which requests wait for the engine, and which wakes it. `tenants` decides the order.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -7,11 +7,11 @@ use super::event::{Event, Failure};
 use super::submission::Submission;
 use super::tenants::{Tenant, Tenants, Usage};
 
-/// How long the engine sleeps when all that is left are slow readers and pending transfers.
+/// How long the engine sleeps when only slow readers and pending transfers are left.
 const NAP: Duration = Duration::from_millis(5);
 
-/// Most requests of tenants that have slots already that get one between two steps: each costs the time to empty a slot or
-/// to fill it with a state, for which the others' rows wait.
+/// Most requests that get a slot between two steps if their tenants already have slots. Each admission costs the time
+/// to clear a slot or to load a state, and the other rows wait meanwhile.
 const ADMISSIONS: usize = 4;
 
 /// Why a request was not queued.
@@ -30,13 +30,13 @@ pub enum SubmitError {
 pub(super) enum Lifecycle {
     /// Accepts requests.
     Open,
-    /// Accepts none, and finishes those it has.
+    /// Accepts none, and finishes the requests it has.
     Draining,
-    /// Finishes nothing any more.
+    /// Ends all requests unfinished.
     Aborting,
 }
 
-/// What the engine does if no request waits.
+/// What the engine does if no request is waiting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wait {
     /// Continues at once.
@@ -51,7 +51,7 @@ pub(super) enum Wait {
 pub(super) struct Batch {
     pub(super) submissions: Vec<Submission>,
     pub(super) lifecycle: Lifecycle,
-    /// Whether more requests wait.
+    /// Whether more requests are waiting.
     pub(super) more: bool,
     /// Whether there is more than one tenant.
     pub(super) shared: bool,
@@ -68,7 +68,7 @@ pub(super) struct RequestQueue {
 struct State {
     tenants: Tenants,
     lifecycle: Lifecycle,
-    /// Whether a pending transfer has ended since the last call of `take`.
+    /// Whether a pending transfer has ended since the last `take`.
     woken: bool,
 }
 
@@ -78,7 +78,7 @@ impl RequestQueue {
         Self { state: Mutex::new(state), changed: Condvar::new(), capacity, slots }
     }
 
-    /// Queues all of `submissions`, or none of them. Returns how many requests of other tenants had to make room.
+    /// Queues all of `submissions`, or none of them. Returns how many requests of other tenants were displaced.
     pub(super) fn submit(&self, tenant: Tenant, submissions: Vec<Submission>) -> Result<usize, SubmitError> {
         let mut state = self.lock();
         if state.lifecycle != Lifecycle::Open {
@@ -90,8 +90,8 @@ impl RequestQueue {
         Ok(displaced.len())
     }
 
-    /// Takes the submissions that are to get one of the `room` free slots, whose tenants then have the slots, all
-    /// interrupted ones, and some whose clients have left; waits as `wait` says while there are none.
+    /// Takes the submissions that get one of the `room` free slots (the slots then count as their tenants'), all
+    /// interrupted submissions, and some whose clients have left. If there are none, waits as `wait` says.
     pub(super) fn take(&self, mut room: usize, usage: &mut Usage, wait: Wait) -> Batch {
         let mut state = self.lock();
         state.tenants.update(usage);
@@ -121,17 +121,17 @@ impl RequestQueue {
         Batch { submissions, lifecycle: *lifecycle, more: tenants.waiting() > 0, shared: tenants.count() > 1 }
     }
 
-    /// Whether a request waits that may have one of `room` free slots.
+    /// Whether a waiting request may take one of `room` free slots.
     pub(super) fn has_next(&self, room: usize, usage: &Usage) -> bool {
         self.lock().tenants.choose((room, self.slots), usage, true).is_some()
     }
 
-    /// Sets how many tenants there are.
+    /// Sets how many tenants to expect.
     pub(super) fn expect_tenants(&self, tenants: usize) {
         self.lock().tenants.expect(tenants);
     }
 
-    /// Ends the engine's nap, or its next one.
+    /// Ends the engine's nap, or its next one if it is not napping.
     pub(super) fn wake(&self) {
         self.lock().woken = true;
         self.changed.notify_all();
@@ -144,7 +144,7 @@ impl RequestQueue {
         self.changed.notify_all();
     }
 
-    /// Accepts no more, and ends the waiting requests.
+    /// Accepts no more requests, and fails those that are waiting.
     pub(super) fn close(&self) {
         let mut state = self.lock();
         state.lifecycle = Lifecycle::Aborting;
@@ -164,14 +164,14 @@ impl RequestQueue {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing panics while it holds the lock, and the queue is consistent between any two statements here.
+        // No code panics while it holds the lock, and the queue is consistent between any two statements here.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 fn fail_all(submissions: &[Submission], failure: Failure) {
     for submission in submissions {
-        // A new channel has room for its only event, unless the reader has left.
+        // The channel is new, so it has room for its only event, unless the reader has left.
         let _ = submission.sender.try_send(Event::Failed(failure));
     }
 }

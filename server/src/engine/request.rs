@@ -1,4 +1,4 @@
-//! A request that the engine can run. [`Request::new`] validates all of its parameters; nothing in the engine checks them
+//! A request that the engine can run. [`Request::new`] validates all of its parameters; the engine does not check them
 //! again.
 
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::text::StopStrings;
 /// Most log probabilities that can be reported with each token.
 const MAX_LOGPROBS: usize = 20;
 
-/// Most token ids that a request can name as its ends.
+/// Most token ids that a request can name as stop tokens.
 const MAX_STOP_TOKENS: usize = 64;
 
 /// A validated request.
@@ -32,7 +32,7 @@ impl Request {
     /// Validates `parameters` against `limits`.
     ///
     /// # Errors
-    /// The first parameter that is out of its bounds.
+    /// A parameter is out of bounds; reports the first one found.
     pub fn new(parameters: RequestParameters, limits: &Limits) -> Result<Self, RequestError> {
         check_prompt(&parameters, limits)?;
         check_max_tokens(&parameters, limits)?;
@@ -41,7 +41,8 @@ impl Request {
         let RequestParameters { start, prompt, max_tokens, stop, turns, sampling, reseed, snapshot, grammar, .. } =
             parameters;
         let strings = StopStrings::new(&stop)?.with_turns(turns);
-        // A known prefix has no logits: a prompt with log probabilities is computed from its first token.
+        // A state for a known prefix has no logits, so a prompt with log probabilities is computed from its first
+        // token.
         let start = if parameters.prompt_logprobs.is_some() { Start::Empty } else { start };
         let prompt_tokens = prompt.len();
         let (opening, sampler) = Opening::new(start, prompt, (sampling, reseed), limits)?;
@@ -57,7 +58,7 @@ impl Request {
         let Opening { start, cached, source, input, last_tokens, recent, kind, .. } = opening;
         let logprobs = parameters.prompt_logprobs.map(PromptLogprobs::new);
         let mark = parameters.keeper.as_ref().and_then(|keeper| keeper.mark?.checked_sub(cached));
-        // After the last but one a snapshot is taken anyway.
+        // A snapshot is taken after the last token but one in any case.
         let mark = mark.filter(|mark| *mark > 0 && *mark + 1 < input.len());
         let prompt = Prompt {
             start,
@@ -84,27 +85,28 @@ impl Request {
         Ok(Self { prompt, generation, output, kind, snapshot, keeper: parameters.keeper })
     }
 
-    /// Continues what the same request has begun, instead of reading the prompt. The events are those of the whole text, but
-    /// none about the prompt, and no snapshot is taken for others: what is read first is the end of the text so far.
+    /// Continues the text that the same request began elsewhere, instead of reading the prompt. The events are those of
+    /// the whole text, but none are about the prompt, and no snapshots are taken for other requests: what is read first
+    /// is the end of the text so far.
     pub fn resume(&mut self, begun: Begun) {
         self.keeper = None;
         self.prompt.mark = None;
         self.prompt.begun = Some(begun);
     }
 
-    /// Tokens in the prompt.
+    /// Number of tokens in the prompt.
     pub fn prompt_tokens(&self) -> usize {
         self.prompt.tokens
     }
 
-    /// Tokens of the prompt that need not be computed.
+    /// Number of prompt tokens that need not be computed.
     pub fn cached_tokens(&self) -> usize {
         self.prompt.cached
     }
 }
 
-/// Marks the requests that have the same prompt and start, so that one of them computes it for all. Their texts do not
-/// change.
+/// Marks the requests that have the same prompt and start, so that one of them computes it for all. The generated texts
+/// do not change.
 pub fn share_prompt(requests: &mut [Request]) {
     for at in 1..requests.len() {
         let (before, rest) = requests.split_at_mut(at);
@@ -148,7 +150,7 @@ fn check_max_tokens(parameters: &RequestParameters, limits: &Limits) -> Result<(
 fn check_stop(parameters: &RequestParameters, limits: &Limits) -> Result<(), RequestError> {
     let RequestParameters { ignore_eos, stop_token_ids, grammar, .. } = parameters;
     if *ignore_eos && grammar.is_some() {
-        // At its end a grammar allows nothing but an end-of-text token.
+        // Where a grammar ends, it allows only an end-of-text token.
         return Err(RequestError::bound("ignore_eos", "absent or false beside a grammar, a schema or tools", "true"));
     }
     if stop_token_ids.len() > MAX_STOP_TOKENS {

@@ -1,5 +1,5 @@
-//! A text that has begun elsewhere, and goes on here. Its tokens are known, and so is the state at its end: nothing of it is
-//! computed again, but everything that follows from its tokens is repeated, its events too.
+//! Continues a text that was begun elsewhere. Its tokens and the state at its end are known, so the model computes
+//! nothing of it again. Everything that follows from its tokens is repeated, including its events.
 
 use super::error::SequenceError;
 use super::output::TextBuffers;
@@ -8,15 +8,16 @@ use super::rollback::{Position, Rollback};
 use super::sequence::{Accepted, Sequence};
 use super::text_rules::TextRules;
 
-/// Tokens of a text that follows a grammar after which a mask is computed: each mask renews what the parser may spend.
+/// In a text with a grammar, a mask is computed after this many tokens, because each mask renews the parser's budget.
 const MASK_EVERY: usize = 32;
 
 impl Sequence {
-    /// Adds the text that has begun elsewhere, if there is one. The state at its end is then what the sequence starts from,
-    /// and the tokens that it lacks are the prompt, which has not been read. To be called before the sequence has a slot.
+    /// Adds the text that was begun elsewhere, if there is one. The sequence then starts from the state at the end of
+    /// that text, and the tokens that this state lacks become the prompt. Must be called before the sequence has a
+    /// slot.
     ///
     /// # Errors
-    /// It cannot be the text of this request.
+    /// The text cannot belong to this request.
     pub(super) fn repeat_begun(&mut self, rules: &TextRules, buffers: &mut TextBuffers) -> Result<(), SequenceError> {
         let Some(Begun { end, token_ids, logprobs }) = self.prompt.begun.take() else { return Ok(()) };
         let other = || SequenceError::internal("a text that continues is not that of its request");
@@ -31,7 +32,7 @@ impl Sequence {
                 return Err(other());
             }
             if let Some(shown) = rollback {
-                // Its state is added below, unless another point takes its place.
+                // The state is set below, unless a later rollback point takes its place.
                 self.set_rollback(Vec::new(), shown);
             }
         }

@@ -1,13 +1,13 @@
-//! Where a conversation is, and the point that a stop string may roll it back to.
+//! The position of a text, and the point that a stop string may roll it back to.
 
 use super::text_rules::TextRules;
 use crate::session::{History, MAX_PENDING, Snapshot};
 use crate::text::Detokenizer;
 
-/// The text that a slot's state has read.
+/// How much text a slot's state has read.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Position {
-    /// Tokens, those of a source and of earlier requests included.
+    /// Number of tokens, including those of a source and of earlier requests.
     pub(super) read: u64,
     pub(super) history: History,
 }
@@ -23,20 +23,20 @@ impl Position {
     }
 }
 
-/// The last state before a text that may be the beginning of a stop string. Rolling back keeps the text that was shown
-/// since, and nothing of the stop string.
+/// The last state before text that may be the beginning of a stop string. Rolling back keeps the text shown since then
+/// and drops the stop string.
 pub(super) struct Rollback {
     pub(super) state: Vec<f32>,
     pub(super) position: Position,
-    /// The tokens sampled since.
+    /// The tokens sampled since that state.
     pub(super) tokens: Vec<u32>,
-    /// The text shown since.
+    /// The text shown since that state.
     pub(super) shown: String,
 }
 
 impl Rollback {
-    /// For an answer that continues: its starting state, and the text of its pending tokens. `None` if that text does not
-    /// account for what is held back.
+    /// Creates the rollback point of an answer that continues: its starting state, and the text of its pending tokens.
+    /// Returns `None` if that text does not end with what the answer holds back.
     pub(super) fn before(start: &Snapshot, rules: &TextRules) -> Option<Self> {
         let answer = start.answer.as_ref()?;
         let (mut detokenizer, mut shown) = (Detokenizer::new(), String::new());
@@ -48,7 +48,7 @@ impl Rollback {
         Some(Self { state: start.state.clone(), position: Position::of(start), tokens: start.pending.clone(), shown })
     }
 
-    /// Whether it has as many tokens as a snapshot may have.
+    /// Whether it has as many tokens as a snapshot may have pending.
     pub(super) fn is_full(&self) -> bool {
         self.tokens.len() >= MAX_PENDING
     }

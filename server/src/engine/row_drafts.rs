@@ -1,26 +1,27 @@
-//! What speculation knows about one text: its last tokens, what has been proposed for it, and how often that was right.
+//! The draft tokens of one text: its last tokens, what has been proposed for it, and how often the proposals were
+//! right.
 
-/// Tokens at the end of a text that a drafter sees at least, if the text is as long and known: its prompt and its answer, and
-/// those of a conversation's earlier turns while its state stays in memory.
+/// Fewest tokens at the end of a text that a drafter sees, if the text has as many and they are known. Known are the
+/// prompt and the answer, and the earlier turns of a conversation while its state stays in memory.
 pub(super) const RECENT: usize = 2048;
 
-/// The weight of one token in the share of proposals that were right.
+/// The weight of one token in the running share of right proposals.
 const WEIGHT: f64 = 1.0 / 8.0;
-/// The share of a lookup before the first token: most texts do not repeat themselves at once;
+/// The share assumed for lookups before the first token: most texts do not repeat themselves at once;
 const FIRST: f64 = 0.1;
-/// that of a draft model, which was chosen for the served one;
+/// the share assumed for a draft model, which was chosen for the served model;
 const FIRST_OF_MODEL: f64 = 0.5;
-/// and the least of any: texts change.
+/// and the smallest share, because texts change.
 const LEAST: f64 = 0.05;
 
-/// The weight of one token without proposals in the return of a draft model's share to the first: without proposals nothing
-/// shows that they would be right again.
+/// How far a draft model's share moves back toward its first value with each token that had no proposal: without
+/// proposals, nothing else would show that they are right again.
 const RETURN: f64 = 1.0 / 1024.0;
 
-/// What proposes drafts.
+/// The kind of drafter that proposes the draft tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Origin {
-    /// The text itself.
+    /// Lookup in the text itself.
     #[default]
     Lookup,
     /// A draft model.
@@ -30,36 +31,36 @@ pub(super) enum Origin {
 /// The drafts of one text.
 #[derive(Debug)]
 pub(super) struct RowDrafts {
-    /// Tells the text from others.
+    /// The number that identifies the text.
     text: u64,
     recent: Vec<u32>,
-    /// Tokens of the text since those that are known of its prompt, and these.
+    /// The known end of the prompt and all tokens since, counted in tokens.
     length: u64,
     origin: Origin,
-    /// Drafts that a step may have for the text: those that are proposed, or as many as a draft model would propose.
+    /// Draft tokens that a step may use for the text: those proposed, or as many as a draft model would propose.
     available: usize,
-    /// What may follow.
+    /// The tokens that may follow.
     proposed: Vec<u32>,
-    /// Tokens of it that the text has followed.
+    /// How many of the proposed tokens the text has followed.
     followed: usize,
-    /// By origin, the share of proposed tokens that were right, those before them being right, in the last tokens of the text.
-    /// Also proposals that the model has not read count.
+    /// For each origin, the running share of proposed tokens that were right, given that those before them were right.
+    /// Proposals that the model has not read count too.
     shares: [f64; 2],
-    /// Drafts that the model has read, and those of them that the text has kept.
+    /// Draft tokens that the model has read, and how many of them the text has kept.
     pub(super) counts: DraftCounts,
 }
 
-/// The drafts of a text.
+/// How many draft tokens a text had.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DraftCounts {
-    /// Drafts that the model has read.
+    /// Draft tokens that the model has read.
     pub drafted: usize,
-    /// Those of them that the request's sampler has chosen, and after which the text went on.
+    /// Draft tokens that the request's sampler has chosen too, and after which the text went on.
     pub accepted: usize,
 }
 
 impl RowDrafts {
-    /// No drafts yet, for an answer to a prompt with these last tokens.
+    /// Creates an empty record for an answer to a prompt with these last tokens.
     pub(super) fn new(text: u64, prompt: &[u32]) -> Self {
         let mut recent = Vec::with_capacity(2 * RECENT);
         recent.extend_from_slice(&prompt[prompt.len().saturating_sub(RECENT)..]);
@@ -76,22 +77,22 @@ impl RowDrafts {
         }
     }
 
-    /// The number that tells the text from others.
+    /// The number that identifies the text.
     pub(super) fn text(&self) -> u64 {
         self.text
     }
 
-    /// At least [`RECENT`] tokens at the end of the text, if it is as long and known.
+    /// At least the last [`RECENT`] tokens of the text, if it has as many and they are known.
     pub(super) fn recent(&self) -> &[u32] {
         &self.recent
     }
 
-    /// Tokens of the text that were ever known, as far as they have not been taken back.
+    /// Number of tokens of the text that have ever been known, without those that were taken back.
     pub(super) fn length(&self) -> u64 {
         self.length
     }
 
-    /// What proposes the next drafts.
+    /// The drafter that proposes the next draft tokens.
     pub(super) fn origin(&self) -> Origin {
         self.origin
     }
@@ -117,24 +118,24 @@ impl RowDrafts {
         self.recent.push(token);
     }
 
-    /// Removes the last token.
+    /// Removes the last token of the answer.
     pub(super) fn take_back(&mut self) {
         self.recent.pop();
         self.length -= 1;
     }
 
-    /// At most [`RECENT`] tokens: the last before the last `pending`.
+    /// Returns at most [`RECENT`] tokens: the last ones before the last `pending`.
     pub(super) fn before(&self, pending: usize) -> Vec<u32> {
         let end = self.recent.len().saturating_sub(pending);
         self.recent[end.saturating_sub(RECENT)..end].to_vec()
     }
 
-    /// Whether a draft model has been right more often than what was looked up.
+    /// Whether a draft model has been right more often than lookups.
     pub(super) fn trusts_model(&self) -> bool {
         self.shares[Origin::Model as usize] > self.shares[Origin::Lookup as usize]
     }
 
-    /// Lets `draft` look up tokens that may follow the last ones.
+    /// Makes `draft` look up tokens that may follow the last ones.
     pub(super) fn look_up(&mut self, draft: impl FnOnce(&[u32], &mut Vec<u32>)) {
         self.followed = 0;
         self.proposed.clear();
@@ -143,31 +144,31 @@ impl RowDrafts {
         self.available = self.proposed.len();
     }
 
-    /// Notes that a draft model can propose so many tokens.
+    /// Notes that a draft model can propose `available` tokens.
     pub(super) fn await_model(&mut self, available: usize) {
         self.origin = Origin::Model;
         self.available = available;
     }
 
-    /// What a draft model proposes; no more of it than can be used.
+    /// Adds what a draft model proposes, but no more than can be used.
     pub(super) fn propose(&mut self, tokens: &[u32]) {
         self.proposed.extend_from_slice(&tokens[..tokens.len().min(self.available)]);
     }
 
-    /// Drafts that a step may have for the text.
+    /// Draft tokens that a step may use for the text.
     pub(super) fn available(&self) -> usize {
         self.available
     }
 
-    /// What has been proposed last, as far as nothing else has followed.
+    /// The last proposal, until the text has gone on in another way.
     pub(super) fn proposed(&self) -> &[u32] {
         &self.proposed
     }
 
-    /// The tokens that a step is expected to give if it reads at most `drafts` of those that are available.
+    /// Returns how many tokens a step is expected to give if it reads at most `drafts` of the available draft tokens.
     pub(super) fn expected(&self, drafts: usize) -> f64 {
         let (read, share) = (drafts.min(self.available) as i32, self.shares[self.origin as usize]);
-        // The sum of the powers from 0 to the number that is read.
+        // The sum of `share` to the powers 0 to `read`.
         if share < 1.0 { (1.0 - share.powi(read + 1)) / (1.0 - share) } else { f64::from(read + 1) }
     }
 }
@@ -211,7 +212,7 @@ mod tests {
         assert!((none - 1.0).abs() < 1e-9 && (one - 2.0).abs() < 1e-3 && (all - 4.0).abs() < 1e-3, "{all}");
         assert_eq!(drafts.expected(9), all, "no more than there are");
         for _ in 0..100 {
-            // After a wrong token the rest says nothing.
+            // After a wrong token, the rest of the proposal counts for nothing.
             after(&mut drafts, &[1, 2, 3], &[9, 2, 3]);
         }
         after(&mut drafts, &[1, 2, 3], &[]);

@@ -31,16 +31,16 @@ use super::worker::Worker;
 /// The settings of an engine; the model sets its number of slots.
 #[derive(Clone, Copy, Debug)]
 pub struct EngineOptions {
-    /// Most requests that may wait for a slot.
+    /// Most requests that can wait for a slot.
     pub queue: usize,
     /// How long a request may keep its slot while nobody reads its text.
     pub stall_limit: Duration,
-    /// How long a step may take before the engine counts as stuck and not ready.
+    /// How long a step may take before the engine counts as stuck, and so as not ready.
     pub step_limit: Duration,
-    /// What steps and chunks cost, which decides how many rows of a tenant take part in a step, and how many drafts a row
-    /// reads. Measured if `None`.
+    /// What steps and chunks cost. This decides how many rows of a tenant take part in a step, and how many draft
+    /// tokens a row reads. Measured if `None`.
     pub pass_costs: Option<PassCosts>,
-    /// Most drafts that a row reads in a step, where the model reads drafts; 0 for none.
+    /// Most draft tokens that a row reads in a step, if the model can verify draft tokens; 0 turns speculation off.
     pub draft_max: usize,
 }
 
@@ -51,7 +51,7 @@ impl Default for EngineOptions {
     }
 }
 
-/// Most drafts that a row reads in a step by default.
+/// Default for the most draft tokens that a row reads in a step.
 pub const DRAFT_MAX: usize = 16;
 
 /// Why an engine did not start.
@@ -65,8 +65,8 @@ pub enum EngineError {
     WarmUp(String),
 }
 
-/// Starts the engine's thread, and waits until the model has made its first steps. Drafts are what has followed the same
-/// tokens earlier in a text.
+/// Starts the engine's thread, and waits until the model has made its first steps. Draft tokens come from prompt
+/// lookup.
 ///
 /// # Errors
 /// The thread cannot be created, or the model fails.
@@ -78,7 +78,7 @@ pub fn spawn<M: LanguageModel + 'static>(
     spawn_with(model, rules, options, Drafters::by_lookup(None))
 }
 
-/// [`spawn`] with other drafters.
+/// Does what [`spawn`] does, with other drafters.
 ///
 /// # Errors
 /// As for [`spawn`].
@@ -124,7 +124,7 @@ pub fn spawn_with<M: LanguageModel + 'static>(
     }
 }
 
-/// Closes the queue however the thread ends, so that nobody waits for it.
+/// Closes the queue however the thread ends, so that no request waits forever.
 struct Guard(Arc<Shared>);
 
 impl Drop for Guard {
@@ -135,7 +135,7 @@ impl Drop for Guard {
 }
 
 impl<M: LanguageModel> Worker<M> {
-    /// Makes one call of each kind, so that everything is in memory before the first request.
+    /// Makes each kind of call once, so that everything is in memory before the first request.
     fn warm_up(&mut self) -> Result<(), String> {
         let model = &mut self.model;
         let draft_model = self.speculation.as_mut().and_then(|speculation| speculation.drafters.model.as_mut());
@@ -176,7 +176,8 @@ impl<M: LanguageModel> Worker<M> {
         loop {
             let (room, wait) = (self.scheduler.room(), self.scheduler.wait());
             let batch = self.shared.queue.take(room, &mut self.scheduler.usage, wait);
-            // After the sleep: an engine that has slept for an hour is not stuck. One whose transfers do not end is.
+            // Only after the sleep: an engine that has slept for an hour is not stuck, but one whose transfers do not
+            // end is.
             if !self.scheduler.transfers_are_late(self.shared.heartbeat.limit) {
                 self.shared.heartbeat.beat();
             }
@@ -222,10 +223,10 @@ impl<M: LanguageModel> Worker<M> {
     fn admit(&mut self, submission: Submission) {
         let counters = &self.shared.counters;
         let passes = counters.passes.load(Ordering::Relaxed);
-        // Asked once: another thread may declare either at any time, and then the slot's count would not be given back.
+        // Read once: another thread may change either at any time, and then the count of slots would not be given back.
         let (is_abandoned, is_interrupted) = (submission.is_abandoned(), submission.is_interrupted());
         if submission.advance > 0 && (is_abandoned || is_interrupted) {
-            // Since it left the queue.
+            // The count was taken when the submission left the queue.
             self.scheduler.usage.free_slot(submission.tenant, submission.advance);
         }
         if is_abandoned {
@@ -241,7 +242,7 @@ impl<M: LanguageModel> Worker<M> {
             sequence.client.events.flush();
             return;
         }
-        // The queue returns no more than there is room for.
+        // The queue returns no more submissions than there are free slots.
         add(&counters.admitted, 1);
         add(&counters.waited_passes, passes.saturating_sub(submission.submitted_at) as usize);
         let mut sequence = Sequence::new(submission, passes, &self.rules);
@@ -263,10 +264,10 @@ impl<M: LanguageModel> Worker<M> {
         }
     }
 
-    /// Makes one decode step of the running rows whose turn it is.
+    /// Makes one decode step with the running rows whose turn it is.
     ///
-    /// A panic while sampling or accepting one row's token ends that request alone. An error of the step that the rows share
-    /// ends the requests of the step, and the engine continues.
+    /// A panic while sampling or accepting one row's token ends only that request. An error in the step that the rows
+    /// share ends all requests of the step, and the engine continues.
     fn decode_step(&mut self) {
         let (any, waiting) = self.step.begin(self.scheduler.rows(), &mut self.shares);
         if !any {
@@ -279,7 +280,7 @@ impl<M: LanguageModel> Worker<M> {
         let Self { model, scheduler, step, rules, .. } = self;
         let began = Instant::now();
         let outcome = catch_panic(|| step.decode(model, scheduler, rules));
-        // Its buffers are put back below; panics in between are caught.
+        // The buffers are put back below; panics in between are caught.
         let mut step = std::mem::take(step);
         match outcome {
             Ok(()) => {
@@ -298,20 +299,20 @@ impl<M: LanguageModel> Worker<M> {
                 step.choices = choices;
                 self.costs.stepped(step.slots.len(), began.elapsed());
             }
-            // Some states may have read the token and others not: none of these rows can continue.
+            // Some states may have read their token and others not, so none of these rows can continue.
             Err(error) => step.slots.iter().for_each(|slot| self.fail(*slot, &error)),
         }
         self.step = step;
     }
 
-    /// Counts a step, and returns how many passes there have been.
+    /// Counts a step, and returns the number of passes so far.
     pub(super) fn count_step(&self, rows: usize, waiting: usize) -> u64 {
         self.shared.counters.step(rows, waiting);
         self.shared.counters.passes.load(Ordering::Relaxed)
     }
 
-    /// Continues after a step that has read a token whose next one is known: a forced one, or one of a prompt, which the
-    /// logits score.
+    /// Continues after a step that has read a token whose successor is known: a forced token, or a prompt token, which
+    /// the logits score.
     fn read_known(&mut self, slot: usize, logits: &[f32]) {
         let Some(sequence) = self.scheduler.sequence_mut(slot) else { return };
         if sequence.has_read_prompt() {

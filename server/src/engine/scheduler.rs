@@ -1,4 +1,4 @@
-//! Which request is in which slot, and what there is to do.
+//! Keeps track of which request is in which slot, and decides what to do next.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
@@ -20,26 +20,26 @@ use crate::session::Snapshot;
 /// The slots, and the order in which prompts are read.
 pub(super) struct Scheduler {
     slots: Vec<Option<Sequence>>,
-    /// The slots with a request, in ascending order: an iteration of the loop looks at these alone.
+    /// The slots with a request, in ascending order. An iteration of the loop looks only at these.
     used: Vec<usize>,
-    /// Free slots; the one that has been free for longest comes first.
+    /// Free slots; the one that has been free longest comes first.
     free: VecDeque<usize>,
-    /// The snapshots that free slots still hold from their last requests: a conversation that continues from one need not
-    /// be copied.
+    /// The snapshots that free slots still hold from their last requests. A conversation that continues from one of
+    /// them needs no copy.
     resident: Vec<Weak<Snapshot>>,
     /// Slots whose prompts or forced tokens are read in chunks.
     prefilling: PrefillOrder,
-    /// What each tenant has of the slots, and the tokens that it has read and generated.
+    /// Each tenant's slots, and the tokens that it has read and generated.
     pub(super) usage: Usage,
-    /// Slots in transfer, which take part in nothing else. Every slot is in one of `used` and `free`, unless its request
-    /// has ended during its transfer: then it is in neither until the transfer ends.
+    /// Slots in transfer, which take part in nothing else. Every slot is either in `used` or in `free`, with one
+    /// exception: if its request ends during the transfer, it is in neither until the transfer ends.
     transfers: Transfers,
-    /// Events of requests that have left their slots but whose readers are behind.
+    /// Events of requests that have left their slots, but whose readers are behind.
     lingering: Vec<EventSender>,
     stall_limit: Duration,
 }
 
-/// What [`Scheduler::sweep`] removed.
+/// How many requests [`Scheduler::sweep`] removed.
 #[derive(Default)]
 pub(super) struct Swept {
     pub(super) cancelled: usize,
@@ -61,7 +61,7 @@ impl Scheduler {
         }
     }
 
-    /// Whether there is nothing to do at all; the only place that decides this.
+    /// Whether there is nothing to do at all. This is the only place that decides it.
     pub(super) fn is_idle(&self) -> bool {
         self.running() == 0 && self.lingering.is_empty()
     }
@@ -77,18 +77,18 @@ impl Scheduler {
         }
     }
 
-    /// Free slots.
+    /// Number of free slots.
     pub(super) fn room(&self) -> usize {
         self.free.len()
     }
 
-    /// Slots that are not free.
+    /// Number of slots that are not free.
     pub(super) fn running(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
-    /// Assigns a slot to `sequence`; also returns whether the slot holds its starting state already. There must be
-    /// [`Self::room`].
+    /// Assigns a slot to `sequence`. Also returns whether the slot already holds the sequence's starting state.
+    /// Requires [`Self::room`].
     pub(super) fn admit(&mut self, sequence: Sequence) -> Option<(usize, bool)> {
         let holding = |start: &Arc<Snapshot>| {
             self.free.iter().position(|slot| std::ptr::eq(self.resident[*slot].as_ptr(), Arc::as_ptr(start)))
@@ -102,7 +102,8 @@ impl Scheduler {
         Some((slot, found.is_some()))
     }
 
-    /// Lets the sequence in `slot` read its prompt, or wait for the request that reads or has read the same prompt.
+    /// Starts reading the prompt of the sequence in `slot`, or waits for the request that reads the same prompt or has
+    /// read it.
     fn begin_reading(&mut self, slot: usize) {
         let Some(sequence) = &self.slots[slot] else { return };
         let is_read = |shared| self.sharing(shared).any(|other| other != slot && !self.awaits_prompt(other));
@@ -117,8 +118,8 @@ impl Scheduler {
         }
     }
 
-    /// Lets the tokens that a grammar has forced be read in a chunk, if that takes no more passes of the model than reading
-    /// one in each step with all other rows.
+    /// Switches to reading forced tokens in a chunk, if that takes no more passes of the model than reading one of them
+    /// per step together with all other rows.
     pub(super) fn read_forced(&mut self, slot: usize) {
         let rows = self.used.len();
         if let Some(sequence) = &mut self.slots[slot]
@@ -129,13 +130,13 @@ impl Scheduler {
         }
     }
 
-    /// The slots whose requests have this prompt and have not read it to its end.
+    /// The slots whose requests share this prompt and have not read it to the end.
     fn sharing(&self, prompt: &Arc<SharedPrompt>) -> impl Iterator<Item = usize> {
         let has = move |held: &Sequence| held.prompt.shared.as_ref().is_some_and(|shared| Arc::ptr_eq(shared, prompt));
         self.held().filter(move |(_, held)| has(held)).map(|(slot, _)| slot)
     }
 
-    /// The requests, by slot.
+    /// The requests with their slots.
     fn held(&self) -> impl Iterator<Item = (usize, &Sequence)> {
         self.used.iter().filter_map(|slot| Some((*slot, self.slots[*slot].as_ref()?)))
     }
@@ -144,7 +145,7 @@ impl Scheduler {
         self.slots[slot].as_ref().is_some_and(|sequence| sequence.phase == Phase::AwaitPrompt)
     }
 
-    /// The slots that wait for this prompt.
+    /// The slots that wait for another request to read this prompt.
     pub(super) fn waiting_for(&self, prompt: &Arc<SharedPrompt>) -> Vec<usize> {
         self.sharing(prompt).filter(|slot| self.awaits_prompt(*slot)).collect()
     }
@@ -154,17 +155,17 @@ impl Scheduler {
         self.resident[slot] = Arc::downgrade(snapshot);
     }
 
-    /// The slot in which the next chunk is to be read.
+    /// Returns the slot whose chunk is read next.
     pub(super) fn next_prefill(&self) -> Option<usize> {
         self.prefilling.next(|slot| !self.is_in_transfer(slot))
     }
 
-    /// Passes the turn to the next slot.
+    /// Passes the turn from `slot` to the next slot.
     pub(super) fn chunk_was_read(&mut self, slot: usize) {
         self.prefilling.chunk_was_read(slot);
     }
 
-    /// Notes that a slot needs no more turns, and passes its turn to the next one.
+    /// Notes that `slot` needs no more turns, and passes the turn to the next slot.
     pub(super) fn last_chunk_was_read(&mut self, slot: usize) {
         self.prefilling.chunk_was_read(slot);
         self.prefilling.remove(slot);
@@ -185,7 +186,7 @@ impl Scheduler {
         shares.divide();
     }
 
-    /// Notes that a row has read `tokens` tokens in a decode step, after which the engine has made `passes`.
+    /// Notes that a row has read `tokens` tokens in a decode step, which brings the engine's passes to `passes`.
     pub(super) fn stepped(&mut self, slot: usize, passes: u64, tokens: usize) {
         if let Some(sequence) = &mut self.slots[slot] {
             sequence.client.since = passes;
@@ -201,7 +202,7 @@ impl Scheduler {
         self.usage.count(sequence.client.tenant, tokens - counted);
     }
 
-    /// The rows that are ready for a decode step, by slot.
+    /// The rows that are ready for a decode step, in order of their slots.
     pub(super) fn rows(&self) -> impl Iterator<Item = Row> {
         let held = self.held().filter(|(slot, _)| !self.is_in_transfer(*slot));
         held.filter_map(|(slot, held)| {
@@ -210,7 +211,7 @@ impl Scheduler {
         })
     }
 
-    /// The guides of the rows in `slots`, which ascend, that have a grammar.
+    /// The guides of those rows in `slots` (ascending) that have a grammar.
     pub(super) fn guides(&mut self, slots: &[usize]) -> impl Iterator<Item = &mut Guide> {
         self.sequences(slots).flatten().filter_map(|sequence| sequence.generation.guide.as_mut())
     }
@@ -224,7 +225,7 @@ impl Scheduler {
         self.transfers.contains(slot)
     }
 
-    /// Whether transfers have been pending for `limit` and none of them has ended.
+    /// Whether transfers have been pending for longer than `limit` without one of them ending.
     pub(super) fn transfers_are_late(&self, limit: Duration) -> bool {
         self.transfers.are_late(limit)
     }
@@ -234,7 +235,7 @@ impl Scheduler {
         self.transfers.pending()
     }
 
-    /// Ends the transfer of `slot`, and returns its purpose. If its request has ended, the slot is free from here on.
+    /// Ends the transfer of `slot`, and returns its purpose. If the request has ended meanwhile, the slot becomes free.
     pub(super) fn end_transfer(&mut self, slot: usize) -> Option<Purpose> {
         let purpose = self.transfers.end(slot);
         if purpose.is_none() {
@@ -243,13 +244,14 @@ impl Scheduler {
         purpose
     }
 
-    /// The sequences in `slots`, which ascend: `None` for a free slot.
+    /// The sequences in `slots` (ascending); `None` for a free slot.
     pub(super) fn sequences(&mut self, slots: &[usize]) -> impl Iterator<Item = Option<&mut Sequence>> {
         select(&mut self.slots, slots.iter().copied())
     }
 
-    /// The slots whose requests have been interrupted and can end now. A turn reads its prompt first, since the conversation
-    /// continues there, and so does a prompt that others need; a pending transfer ends first.
+    /// The slots whose requests have been interrupted and can end now. A request reads its prompt first if it is a
+    /// turn, because the conversation continues there, or if other requests need the prompt. A pending transfer ends
+    /// first.
     pub(super) fn interrupted(&self) -> Vec<usize> {
         let requested = |sequence: &Sequence| sequence.client.interrupt.is_requested();
         let by_slot = |slot: usize| self.slots[slot].as_ref().is_some_and(requested);
@@ -269,7 +271,7 @@ impl Scheduler {
         self.slots[slot].as_mut()
     }
 
-    /// Ends a request with the event `last`, and frees its slot, after its transfer if one is pending.
+    /// Ends a request with the event `last`, and frees its slot, or leaves that to the end of a pending transfer.
     pub(super) fn end(&mut self, slot: usize, last: Event) {
         if let Some(mut sequence) = self.release(slot) {
             let events = &mut sequence.client.events;
@@ -280,11 +282,11 @@ impl Scheduler {
         }
     }
 
-    /// Sends all text for which there is room, and ends the requests whose readers have left or stalled. During a transfer
-    /// no reader counts as stalled.
+    /// Sends all text for which there is room, and ends the requests whose readers have left or stalled. A reader does
+    /// not count as stalled during a transfer.
     pub(super) fn sweep(&mut self) -> Swept {
         let mut swept = Swept::default();
-        // Backwards: removing a slot does not move those that follow.
+        // Backwards, so that removing a slot does not move those still to come.
         for index in (0..self.used.len()).rev() {
             let slot = self.used[index];
             let Some(sequence) = &mut self.slots[slot] else { continue };
@@ -301,7 +303,7 @@ impl Scheduler {
         swept
     }
 
-    /// Ends everything.
+    /// Ends all requests.
     pub(super) fn abort(&mut self) {
         for slot in self.used.clone() {
             self.end(slot, Event::Failed(Failure::ShuttingDown));
@@ -323,14 +325,14 @@ impl Scheduler {
             && let Some(prompt) = &sequence.prompt.shared
             && let Some(next) = self.waiting_for(prompt).first()
         {
-            // The request that read the prompt for others has ended: the next one reads it.
+            // The request that read the prompt for others has ended, so the next one reads it.
             self.begin_reading(*next);
         }
         Some(sequence)
     }
 }
 
-/// The sequences at the indices `wanted`, which ascend.
+/// The sequences at the indices `wanted` (ascending).
 fn select(
     slots: &mut [Option<Sequence>],
     wanted: impl Iterator<Item = usize>,

@@ -24,16 +24,16 @@ use crate::session::Answer;
 pub(super) enum Phase {
     /// Waits for another request to read the prompt that they share.
     AwaitPrompt,
-    /// Reads the source, as a whole.
+    /// Reads the whole source at once.
     ReadSource,
-    /// Reads the input from token `next` on, in chunks.
+    /// Reads the input in chunks, starting at token `next`.
     Prefill { next: usize },
-    /// Reads the input from token `next` on by decode steps, whose logits score the tokens that follow.
+    /// Reads the input one decode step per token, starting at token `next`; the logits score the tokens that follow.
     ScorePrompt { next: usize },
-    /// Reads the unread tokens in a chunk; then `pending` is as in [`Self::Decode`].
+    /// Reads the unread tokens in a chunk. Afterwards, `pending` is as in [`Self::Decode`].
     ReadForced { pending: u32 },
-    /// Generates. The pending token is the last of the text and not in the state yet; there is none if the input is empty
-    /// or if the token has ended the text.
+    /// Generates. The pending token is the last token of the text and not in the state yet. There is none if the input
+    /// is empty, or if the token has ended the text.
     Decode { pending: Option<u32> },
 }
 
@@ -45,11 +45,11 @@ pub(super) struct Client {
     pub(super) span: Span,
     /// The index of its tenant.
     pub(super) tenant: usize,
-    /// Tokens that its tenant's virtual time has counted in advance, and that have not been read or generated yet.
+    /// Tokens that the tenant's virtual time has counted in advance, and that have not been read or generated yet.
     pub(super) advance: usize,
-    /// When it last took part in a decode step, or got its slot, in chunks and decode steps of the engine.
+    /// When the request last took part in a decode step or got its slot, counted in the engine's passes.
     pub(super) since: u64,
-    /// Chunks and decode steps between its submission and its slot.
+    /// Passes of the engine between submission and slot.
     waited: u64,
     submitted: Instant,
     admitted: Instant,
@@ -61,8 +61,8 @@ pub(super) struct Sequence {
     pub(super) phase: Phase,
     pub(super) prompt: Prompt,
     pub(super) position: Position,
-    /// Tokens of the answer before the pending one that the state has not read yet, since a grammar has forced those after
-    /// them.
+    /// Tokens of the answer before the pending one that the state has not read yet, because a grammar forced their
+    /// successors.
     pub(super) unread: Vec<u32>,
     pub(super) generation: Generation,
     pub(super) output: TextOutput,
@@ -78,19 +78,18 @@ pub(super) struct Sequence {
 /// The outcome of [`Sequence::accept`].
 pub(super) struct Accepted {
     pub(super) ending: Option<Ending>,
-    /// If set, the state before the token must be kept as the point to roll back to. The text
-    /// that the token shows.
+    /// If set, the state before the token must be kept as the rollback point. Holds the text that the token shows.
     pub(super) rollback: Option<String>,
 }
 
 impl Sequence {
-    /// A submission whose wait ends when the engine has made `passes`.
+    /// Creates the sequence of a submission that leaves the queue after `passes` passes of the engine.
     pub(super) fn new(submission: Submission, passes: u64, rules: &TextRules) -> Self {
         let Submission { request, sender, interrupt, submitted, span, submitted_at, tenant, advance } = submission;
         let waited = passes.saturating_sub(submitted_at);
         let Request { prompt, generation, mut output, kind, snapshot, keeper } = request;
         if kind != TextKind::Continuation {
-            // The answer completes a character that the prompt has begun.
+            // The answer may complete a character that the prompt has begun.
             output.detokenizer = rules.vocabulary.detokenizer_after(&prompt.last_tokens, !prompt.is_whole());
         }
         let events = EventSender::new(sender);
@@ -122,12 +121,12 @@ impl Sequence {
         sequence
     }
 
-    /// Lets this request itself read its prompt.
+    /// Makes this request read its prompt itself.
     pub(super) fn start_reading(&mut self) {
         self.phase = if self.prompt.source.is_empty() { self.reading_from(0) } else { Phase::ReadSource };
     }
 
-    /// The phase in which the next token of the input to read is `next`.
+    /// Returns the phase in which token `next` of the input is read next.
     pub(super) fn reading_from(&self, next: usize) -> Phase {
         let input = &self.prompt.input;
         if next + 1 >= input.len() {
@@ -139,8 +138,8 @@ impl Sequence {
         }
     }
 
-    /// The tokens that can be read between two decode steps: all of the source, or at most `longest` of the input without
-    /// its last token, up to where a snapshot is taken, or of those that a grammar has forced.
+    /// Number of tokens that can be read between two decode steps: the whole source; at most `longest` tokens of the
+    /// input, without its last token and up to where a snapshot is taken; or at most `longest` forced tokens.
     pub(super) fn next_chunk(&self, longest: usize) -> usize {
         match self.phase {
             Phase::ReadSource => self.prompt.source.len(),
@@ -153,18 +152,18 @@ impl Sequence {
         }
     }
 
-    /// Whether the prompt has been read, without its last token.
+    /// Whether the prompt has been read, except for its last token.
     pub(super) fn has_read_prompt(&self) -> bool {
         matches!(self.phase, Phase::Decode { .. } | Phase::ReadForced { .. })
     }
 
-    /// Whether a token is chosen after the next decode step that it takes part in: the step reads the last token of the
-    /// text.
+    /// Whether the next decode step with this sequence reads the last token of the text, so that a token is chosen
+    /// after it.
     pub(super) fn is_generating(&self) -> bool {
         matches!(self.phase, Phase::Decode { .. }) && self.unread.is_empty()
     }
 
-    /// The token that the next decode step reads; `None` while chunks are read or the reader is too far behind.
+    /// Returns the token that the next decode step reads; `None` while chunks are read or the reader is too far behind.
     pub(super) fn next_token(&self) -> Option<u32> {
         match self.phase {
             Phase::ScorePrompt { next } => self.prompt.input.get(next).copied(),
@@ -175,7 +174,7 @@ impl Sequence {
         }
     }
 
-    /// The pending token.
+    /// Returns the pending token.
     pub(super) fn pending(&self) -> Option<u32> {
         match self.phase {
             Phase::Decode { pending } => pending,
@@ -184,7 +183,7 @@ impl Sequence {
         }
     }
 
-    /// Adds the token sampled after the pending one, which the state has read now, and its text.
+    /// Adds the token sampled after the pending one, and its text. The state has read the pending token by now.
     ///
     /// # Errors
     /// The text cannot follow its grammar any further.
@@ -200,7 +199,7 @@ impl Sequence {
         self.add(choice, rules, buffers)
     }
 
-    /// Removes the last token, which has ended the text or was a part of its stop string.
+    /// Takes back the last token, which has ended the text or was part of its stop string.
     pub(super) fn take_back(&mut self, token: u32) {
         self.generation.sampler.take_back(token);
         if let Some(drafts) = &mut self.drafts {
@@ -208,7 +207,7 @@ impl Sequence {
         }
     }
 
-    /// Adds tokens that were read in place of others.
+    /// Notes tokens that the state has read in place of those taken back.
     pub(super) fn replace(&mut self, tokens: &[u32]) {
         self.generation.sampler.observe_prompt(tokens);
         if let Some(drafts) = &mut self.drafts {
@@ -240,7 +239,7 @@ impl Sequence {
         Ok(Accepted { ending, rollback })
     }
 
-    /// Adds what `token`, the last one sampled, shows to the text; how the text ends with it, if it does.
+    /// Adds the text that `token`, the last one sampled, shows. Returns how the text ends with it, if it does.
     fn ending(
         &mut self,
         token: u32,
@@ -257,7 +256,7 @@ impl Sequence {
                 return Ok(Some(Ending::StopString));
             }
             if !complete && (self.generation.wants_tokens() || self.kind != TextKind::Completion) {
-                // The next turn continues here: what is held back stays so.
+                // The next turn may continue here, so what is held back stays held back.
                 return Ok((!self.generation.wants_tokens()).then_some(Ending::Length));
             }
             ending = Some(if complete { Ending::Grammar } else { Ending::Length });
@@ -265,7 +264,7 @@ impl Sequence {
         Ok(if self.output.close(may_end, buffers) { Some(Ending::StopString) } else { ending })
     }
 
-    /// Whether a stop string rolls the text back, or still may, where that matters for the snapshot at its end.
+    /// Whether a stop string rolls the text back or still may, if that matters for the snapshot at the end.
     fn is_unsettled(&self) -> bool {
         self.wants_end() && self.output.is_unsettled()
     }
@@ -275,8 +274,8 @@ impl Sequence {
         self.snapshot || self.keeper.as_ref().is_some_and(|keeper| keeper.end)
     }
 
-    /// Adds a token to the text since the point to roll back to. If a point is needed and there is none, returns the text
-    /// that the token shows. The first `carried` bytes of `text` are from tokens before this one.
+    /// Adds a token to those since the rollback point. If a new rollback point is needed, returns the text that the
+    /// token shows instead. The first `carried` bytes of `text` come from earlier tokens.
     fn track_rollback(&mut self, token: u32, text: &str, carried: usize) -> Option<String> {
         let unsettled = self.is_unsettled();
         match self.rollback.take().filter(|rollback| unsettled && !rollback.is_full()) {
@@ -290,24 +289,24 @@ impl Sequence {
         }
     }
 
-    /// Sets the point to roll back to, before the pending token, which shows `shown`.
+    /// Sets the rollback point before the pending token, which shows `shown`.
     pub(super) fn set_rollback(&mut self, state: Vec<f32>, shown: String) {
         let tokens = self.pending().into_iter().collect();
         self.rollback = Some(Rollback { state, position: self.position, tokens, shown });
     }
 
-    /// The answer at the end of a turn; `None` where there is none.
+    /// Returns the answer at the end of a turn; `None` if there is none.
     pub(super) fn answer(&self, open: bool) -> Option<Answer> {
         let answers = match self.kind {
             TextKind::Completion => false,
-            // Even if it was interrupted before its first token: the prompt has opened the answer.
+            // Even if interrupted before its first token: the prompt has opened the answer.
             TextKind::Turn => self.generation.max_tokens > 0,
             TextKind::Continuation => true,
         };
         answers.then(|| self.output.answer(open))
     }
 
-    /// The result of a text that has ended, without its snapshot.
+    /// Returns the result of a text that has ended, without its snapshot.
     pub(super) fn finish(&self, ending: Ending) -> Finish {
         let now = Instant::now();
         let Client { waited, submitted, admitted, first_token, .. } = self.client;

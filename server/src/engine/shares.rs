@@ -1,25 +1,28 @@
 //! How the tenants share one iteration of the engine's loop, which is one chunk of a prompt and one decode step.
 //!
-//! If the tenants' rows and prompts cost equally much, or if there is one tenant, everything that is ready takes part.
-//! If one has more than another, its rows take turns, and its chunks are shorter. Then an iteration costs at most
+//! If the tenants' rows and prompts cost equally much, or if there is only one tenant, everything that is ready takes
+//! part. If one tenant has more than another, its rows take turns and its chunks are shorter. Then an iteration costs
+//! at most
 //!
 //! ```text
 //! 2 (base + tenants * least)
 //! ```
 //!
-//! where `least` is what the tenant with the least to do wants, and `base` is what a step costs besides its rows: twice as
-//! much as if all tenants had as little to do. Within this budget the shares are max-min fair: nobody gets more than another
-//! who wants more. All this is relative to the tenants' weights. Two things follow:
+//! where `least` is the cost of what the tenant with the least to do wants, and `base` is the fixed cost of a step.
+//! That is twice as much as if all tenants had as little to do. Within this budget the shares are max-min fair: no
+//! tenant gets more than another that wants more. All of this is relative to the tenants' weights. Two things follow:
 //!
-//! - A tenant's rows advance at least half as fast as if all others had as many as it has, apart from rounding to rows.
-//! - At least half of the time goes into rows and chunks, because their part of the budget is at least `base`. So the engine
-//!   generates at least half as much as with full steps.
+//! - A tenant's rows advance at least half as fast as if all others had as many rows, apart from rounding to whole
+//!   rows.
+//! - At least half of the time goes into rows and chunks, because their part of the budget is at least `base`. So the
+//!   engine generates at least half as much as with full steps.
 //!
-//! A tenant that has nothing left to do keeps its place for [`ABSENCE`] iterations. A key that sends one request after
-//! another would otherwise find a full iteration in progress each time.
+//! A tenant that has nothing left to do still counts for [`ABSENCE`] iterations. Otherwise a key that sends one request
+//! after another would find a full iteration in progress each time.
 //!
-//! Three things may exceed the budget: each tenant has at least one row in a step, a chunk is never so short that it costs
-//! more than its tokens do, and a text's last chunk may have one token more. Sources are read as a whole.
+//! Three things may exceed the budget: each tenant has at least one row in a step; a chunk is never so short that its
+//! fixed cost exceeds the cost of its tokens; and a text's last chunk may have one more token. Sources are read as a
+//! whole.
 
 use super::pass_costs::PassCosts;
 
@@ -30,11 +33,11 @@ pub(super) struct Row {
     /// The token that it reads.
     pub(super) id: u32,
     pub(super) tenant: usize,
-    /// When it last took part in a step, or got its slot, in passes of the engine.
+    /// When it last took part in a step or got its slot, counted in the engine's passes.
     pub(super) since: u64,
 }
 
-/// What one tenant wants of an iteration, and has of it.
+/// What one tenant wants of an iteration, and what it has used.
 #[derive(Clone, Copy, Default)]
 struct Share {
     /// Zero if it wants nothing.
@@ -54,29 +57,29 @@ impl Share {
     }
 }
 
-/// Iterations for which a tenant without anything to do keeps its place.
+/// Iterations for which a tenant that has nothing to do still counts.
 const ABSENCE: u32 = 32;
 
 /// What a tenant wanted when it last wanted something.
 #[derive(Clone, Copy, Default)]
 struct Past {
     share: Share,
-    /// Iterations for which it still counts.
+    /// Iterations for which this still counts.
     left: u32,
 }
 
 /// The shares of one iteration.
 #[derive(Default)]
 pub(super) struct Shares {
-    /// By the tenants' indices.
+    /// Indexed by tenant.
     tenants: Vec<Share>,
     past: Vec<Past>,
-    /// The tenants that want something, by what they want for their weights.
+    /// The tenants that want something, in ascending order of what they want per weight.
     order: Vec<usize>,
     costs: Option<PassCosts>,
-    /// What a tenant may use for each unit of weight; infinite if there is enough for all.
+    /// What a tenant may use per unit of weight; infinite if there is enough for all.
     level: f64,
-    /// What all may use.
+    /// What all tenants together may use.
     budget: f64,
     /// Buffers of `choose`.
     chosen: Vec<Row>,
@@ -84,7 +87,7 @@ pub(super) struct Shares {
 }
 
 impl Shares {
-    /// Begins an iteration. Without `costs`, everything takes part in it.
+    /// Begins an iteration. Without `costs`, everything that is ready takes part.
     pub(super) fn begin(&mut self, costs: Option<PassCosts>) {
         self.past.resize(self.tenants.len(), Past::default());
         for (share, past) in self.tenants.iter_mut().zip(&mut self.past) {
@@ -106,7 +109,7 @@ impl Shares {
         }
     }
 
-    /// Notes that the next chunk of a tenant has `tokens` tokens; a tenant has at most one.
+    /// Notes that a tenant's next chunk has `tokens` tokens; a tenant has at most one chunk.
     pub(super) fn want_chunk(&mut self, tenant: usize, weight: f64, tokens: usize) {
         if let Some(costs) = self.costs {
             self.share(tenant, weight).chunk = costs.chunk.of(tokens);
@@ -125,13 +128,13 @@ impl Shares {
         share
     }
 
-    /// Whether no tenant but one has anything to do, or has had lately.
+    /// Whether at most one tenant has anything to do or has had lately.
     pub(super) fn is_of_one(&self) -> bool {
         let other = |(tenant, past): (usize, &Past)| past.left > 0 && !self.order.contains(&tenant);
         self.order.len() < 2 && !self.past.iter().enumerate().any(other)
     }
 
-    /// Divides the iteration among the tenants that want something of it.
+    /// Divides the iteration among the tenants that want something.
     pub(super) fn divide(&mut self) {
         let Self { tenants, past, order, costs: Some(costs), .. } = self else { return };
         let per_weight = |tenant: &usize| tenants[*tenant].per_weight();
@@ -144,7 +147,7 @@ impl Shares {
             counted += past.share.weight;
         }
         let wanted: f64 = order.iter().map(|tenant| tenants[*tenant].wanted()).sum();
-        // The step itself costs its base besides.
+        // The base in the budget is for rows and chunks; the step's own base comes on top.
         let budget = 2.0 * counted * least + costs.step.base;
         if wanted <= budget {
             return;
@@ -161,7 +164,8 @@ impl Shares {
         }
     }
 
-    /// The most tokens of the next chunk of `tenant`, which wants one. A tenant that has rows as well leaves them half of its share.
+    /// Returns the most tokens of the next chunk of `tenant`, which wants one. If the tenant also has rows, half of its
+    /// share is left to them.
     pub(super) fn chunk_limit(&self, tenant: usize) -> usize {
         let (Some(share), Some(costs)) = (self.tenants.get(tenant), self.costs) else { return usize::MAX };
         let allowed = self.level * share.weight;
@@ -171,7 +175,8 @@ impl Shares {
         costs.chunk.affords((allowed - share.rows).max(allowed / 2.0))
     }
 
-    /// The tokens after which the engine looks, in the middle of a chunk, whether others wait.
+    /// The number of tokens after which the engine checks, in the middle of a chunk, whether other requests are
+    /// waiting.
     pub(super) fn piece(&self) -> usize {
         self.costs.map_or(usize::MAX, |costs| costs.chunk.efficient())
     }
@@ -183,9 +188,9 @@ impl Shares {
         }
     }
 
-    /// Removes the rows that do not take part in this iteration's step. `rows` ascend by slot, before and after it.
+    /// Removes the rows that do not take part in this iteration's step. `rows` are sorted by slot, before and after.
     ///
-    /// Each tenant has at least one row in the step. Of a tenant's rows, those come first that have waited for longest.
+    /// Each tenant has at least one row in the step. A tenant's longest-waiting rows come first.
     pub(super) fn choose(&mut self, rows: &mut Vec<Row>) {
         let Self { tenants, costs: Some(costs), level, budget, chosen, waiting, .. } = self else { return };
         let each = costs.step.each;
@@ -198,14 +203,14 @@ impl Shares {
         waiting.clear();
         for of_tenant in rows.chunk_by(|a, b| a.tenant == b.tenant) {
             let share = of_tenant.first().and_then(|row| tenants.get(row.tenant)).copied().unwrap_or_default();
-            // A tenant that has read its prompt only now was counted with its chunk.
+            // A tenant that has just finished its prompt was counted with its chunk.
             let count = ((*level * share.weight - share.used) / each + ROUNDING) as usize;
             let (now, later) = of_tenant.split_at(count.clamp(1, of_tenant.len()));
             chosen.extend_from_slice(now);
             waiting.extend_from_slice(later);
             used += now.len() as f64 * each;
         }
-        // What nobody's whole row fitted into, or what was left by a chunk that was not read.
+        // The rest is less than a whole row for each tenant, or was left by a chunk that was not read.
         let rest = ((*budget - used) / each + ROUNDING) as usize;
         waiting.sort_unstable_by_key(|row| (row.since, row.slot));
         chosen.extend(waiting.iter().take(rest));
@@ -214,7 +219,7 @@ impl Shares {
     }
 }
 
-/// A part of a row, so that a share of whole rows is not rounded down to one less.
+/// A fraction of a row, so that a share of whole rows is not rounded down to one less.
 const ROUNDING: f64 = 1e-6;
 
 #[cfg(test)]
@@ -224,13 +229,13 @@ mod tests {
     use super::*;
     use crate::engine::pass_costs::PassCost;
 
-    /// Tenants with rows, whose costs are 1 each.
+    /// Tenants whose rows cost 1 each.
     struct Simulation {
         shares: Shares,
         costs: PassCosts,
         /// (weight, rows) of each tenant.
         tenants: Vec<(u32, usize)>,
-        /// By slot: its tenant, when it last took part, and how often it has.
+        /// For each slot: its tenant, when it last took part, and how often.
         rows: Vec<(usize, u64, usize)>,
         cost: f64,
     }
@@ -239,7 +244,7 @@ mod tests {
         fn new(tenants: &[(u32, usize)], base: f64) -> Self {
             let cost = PassCost { base, each: 1.0 };
             let mut rows: Vec<_> = tenants.iter().enumerate().flat_map(|(at, (_, n))| vec![(at, 0, 0); *n]).collect();
-            // Slots of all tenants in turn.
+            // Mix the tenants' slots.
             rows.sort_by_key(|(at, ..)| at % 2);
             let costs = PassCosts { step: cost, chunk: cost };
             Self { shares: Shares::default(), costs, tenants: tenants.into(), rows, cost: 0.0 }
@@ -292,7 +297,7 @@ mod tests {
                 let chosen = simulation.step(now as u64);
                 prop_assert!(chosen.is_sorted_by(|a, b| a < b));
                 let all = chosen.len() == simulation.rows.len();
-                // It is full, and exceeds the budget only for the one row that each tenant has at least.
+                // The step is full, and exceeds the budget only by the one row that each tenant has at least.
                 prop_assert!(all || chosen.len() as f64 > budget - 1.0, "{} of {budget}", chosen.len());
                 prop_assert!(all || chosen.len() as f64 <= budget + tenants.len() as f64, "{} of {budget}", chosen.len());
                 for (tenant, of) in tenants.iter().enumerate() {
@@ -307,7 +312,7 @@ mod tests {
                 let fair = base + rows as f64 * simulation.weights() / f64::from(weight);
                 let bound = if tenants.iter().all(|(weight, _)| *weight == 1) { 2.0 } else { 2.5 };
                 let ratio = simulation.cost / steps as f64 / fair;
-                // The last turns may be incomplete.
+                // The last round of turns may be incomplete.
                 prop_assert!(ratio <= bound * (1.0 + 1.0 / steps as f64), "{ratio} of tenant {tenant}");
             }
         });
@@ -319,7 +324,7 @@ mod tests {
             let mut simulation = Simulation::new(tenants, 0.0);
             assert_eq!(simulation.step(1).len(), simulation.rows.len(), "{tenants:?}");
         }
-        // The base of a large model, or of one on a GPU, is worth many rows.
+        // The base of a large model, or of a model on a GPU, is worth many rows.
         let mut simulation = Simulation::new(&[(1, 1), (1, 60)], 57.0);
         assert_eq!(simulation.step(1).len(), 61);
         let mut simulation = Simulation::new(&[(1, 1), (1, 60)], 56.0);
@@ -354,7 +359,7 @@ mod tests {
         let mut simulation = Simulation::new(&[(1, 1), (1, 60)], 0.0);
         simulation.costs.step = PassCost { base: 0.0, each: 0.0 };
         assert_eq!(simulation.step(1).len(), 61);
-        // Nor does a division by it change what a prompt may use.
+        // Nor does a division by zero change what a prompt may use.
         let shares = &mut simulation.shares;
         shares.begin(Some(simulation.costs));
         shares.want_row(0, 1.0);
@@ -382,7 +387,7 @@ mod tests {
             shares.choose(&mut rows);
             (limit, rows.len())
         };
-        // The budget is 10, of which the heavy tenant has 9.
+        // The budget is 10, and the heavy tenant gets 9 of it.
         assert_eq!(divide(0, 256), (16, 1));
         assert_eq!(divide(2, 256), (12, 3), "what its rows leave");
         assert_eq!(divide(60, 256), (7, 1 + 4), "half");

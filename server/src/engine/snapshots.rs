@@ -1,4 +1,4 @@
-//! Snapshots of running requests: amid the prompt and after it, and at the end of the text.
+//! Snapshots of running requests: within the prompt, after it, and at the end of the text.
 
 use tidegate_model::{LanguageModel, ModelError};
 
@@ -12,20 +12,21 @@ use crate::session::{Recent, Snapshot};
 pub(super) struct EndSnapshot {
     pub(super) snapshot: Snapshot,
     pub(super) is_in_slot: bool,
-    /// Its last tokens, if they were not generated.
+    /// The snapshot's last tokens, if they were not generated.
     pub(super) retokenized: Vec<u32>,
 }
 
 /// What the snapshot at the end of a text needs.
 #[expect(clippy::large_enum_variant, reason = "it is moved once, at the end of a text")]
 pub(super) enum End {
-    /// Nothing more.
+    /// The snapshot itself: nothing more is needed.
     Complete(EndSnapshot),
-    /// The state of the slot, for [`of_slot`]; whether the answer stays open.
+    /// The state of the slot, to be passed to [`of_slot`]. `open` says whether the answer stays open.
     NeedsState { open: bool },
 }
 
-/// The snapshot after what has been read of the prompt, from which other requests with the same beginning can continue.
+/// Returns the snapshot after what has been read of the prompt. Other requests with the same beginning can continue
+/// from it.
 pub(super) fn of_prompt(state: Vec<f32>, sequence: &Sequence) -> Snapshot {
     let Position { read, history } = sequence.position;
     Snapshot { state, read, pending: sequence.pending().into_iter().collect(), history, ..Snapshot::default() }
@@ -38,7 +39,7 @@ fn snapshot(sequence: &Sequence, state: Vec<f32>, position: Position, pending: V
     Snapshot { state, read, pending, history, sampler, answer, recent }
 }
 
-/// The snapshot at the end of a request's text: the text that was shown, without what ended it.
+/// Takes the snapshot at the end of a request's text: the text that was shown, without what ended it.
 pub(super) fn at_end<M: LanguageModel>(
     model: &mut M,
     slot: usize,
@@ -53,10 +54,10 @@ pub(super) fn at_end<M: LanguageModel>(
             End::Complete(EndSnapshot { snapshot, is_in_slot: false, retokenized: Vec::new() })
         }
         (Ending::Length | Ending::Interrupted, None) => needs_state(model, slot, sequence, true)?,
-        // The last token is a part of the text, and nothing is held back any more.
+        // The last token is part of the text, and nothing is held back any more.
         (Ending::Grammar, _) => needs_state(model, slot, sequence, false)?,
         (Ending::Eos(_) | Ending::StopToken(_) | Ending::StopString, _) => {
-            // The pending token has ended the text, and is no part of it.
+            // The pending token has ended the text and is not part of it.
             if let Some(token) = sequence.pending() {
                 sequence.phase = Phase::Decode { pending: None };
                 sequence.take_back(token);
@@ -66,7 +67,7 @@ pub(super) fn at_end<M: LanguageModel>(
     })
 }
 
-/// Lets the state catch up with the text.
+/// Makes the state catch up with the text.
 fn needs_state<M: LanguageModel>(
     model: &mut M,
     slot: usize,
@@ -82,14 +83,15 @@ fn needs_state<M: LanguageModel>(
     })
 }
 
-/// The snapshot of a slot that holds `state`, with the pending token, if there is one.
+/// Returns the snapshot of a slot that holds `state`, with the pending token if there is one.
 pub(super) fn of_slot(state: Vec<f32>, sequence: &Sequence, open: bool) -> EndSnapshot {
     let pending = sequence.pending().into_iter().collect();
     let snapshot = snapshot(sequence, state, sequence.position, pending, open);
     EndSnapshot { is_in_slot: snapshot.read > 0, snapshot, retokenized: Vec::new() }
 }
 
-/// The snapshot of a text without its stop string: back to the point before it, then on through what was shown since.
+/// Takes the snapshot of a text without its stop string: goes back to the rollback point, then reads the text shown
+/// since.
 fn roll_back<M: LanguageModel>(
     model: &mut M,
     slot: usize,
@@ -101,7 +103,7 @@ fn roll_back<M: LanguageModel>(
     for token in tokens {
         sequence.take_back(token);
     }
-    // A token may end in the beginning of the stop string: the text it showed before is read as tokens of its own.
+    // A stop string may begin within a token: the part of that token's text before it is read as separate tokens.
     let rest = if shown.is_empty() { Vec::new() } else { (rules.encode)(&shown) };
     if !rest.is_empty() {
         if position.read == 0 {

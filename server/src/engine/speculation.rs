@@ -1,10 +1,10 @@
-//! Speculation: a step in which rows read drafts besides their pending tokens. The request's own sampler then chooses at
-//! each position, as it would have done step by step, and a draft is kept if it is what the sampler has chosen. So drafts
-//! change the time that a text takes, and nothing else.
+//! Speculative decoding: a step in which each row reads draft tokens after its pending token. The request's own sampler
+//! then chooses at each position, as it would have done step by step. A draft token is kept if the sampler has chosen
+//! it too. So draft tokens change only how long a text takes.
 //!
-//! A step reads as many drafts as give the most tokens in the time that it takes: by how often the drafts of each text were
-//! right lately, and by what steps of as many tokens have cost. For many rows, whose step costs what its tokens cost, that is
-//! none.
+//! A step reads as many draft tokens as yield the most tokens per unit of time. The estimate uses how often each text's
+//! recent draft tokens were right, and what steps with as many tokens have cost. With many rows, where the cost of a
+//! step grows with its tokens, the best number is zero.
 
 use std::time::Instant;
 
@@ -19,20 +19,23 @@ use super::sequence::{Accepted, Sequence};
 use super::stats::add;
 use super::worker::Worker;
 
-/// Most rows of a step with drafts. For more of them, even looking for drafts takes longer than it saves.
+/// Most rows of a step with draft tokens. With more rows, even looking for draft tokens takes longer than it saves.
 const MOST_ROWS: usize = DRAFT_SLOTS;
 
-/// Most tokens of a step with drafts, of all rows together: their logits lie in memory, and other requests wait for them.
+/// Most tokens of a step with draft tokens, over all rows: all their logits are in memory, and other requests wait
+/// meanwhile.
 pub const MOST_TOKENS: usize = 64;
 
-/// Drafts are read only where they promise so many times the tokens: the estimates are not exact.
+/// Draft tokens are read only if they raise the expected tokens per unit of time by at least this factor, because the
+/// estimates are not exact.
 const GAIN: f64 = 1.05;
 
-/// The share of its speed without drafts that a text may lose to those of others in a step.
+/// The fraction of its speed without draft tokens that a text may lose to the draft tokens of others in a step.
 const LOSS: f64 = 0.03;
 
-/// The number of drafts, at most `longest`, that gives the most tokens for the cost of a step of these rows without making
-/// any of them slow. `cost` is that of a step whose rows have so many drafts each, and `expected` are the tokens of a row.
+/// Returns the number of draft tokens, at most `longest`, that yields the most tokens for the cost of a step with these
+/// rows, without slowing any of them down much. `cost` is the cost of a step with that many draft tokens per row, and
+/// `expected` the number of tokens that a row yields.
 fn best<R: Copy>(rows: &[R], longest: usize, cost: impl Fn(usize) -> f64, expected: impl Fn(R, usize) -> f64) -> usize {
     let rate = |drafts: usize| rows.iter().map(|row| expected(*row, drafts)).sum::<f64>() / cost(drafts);
     let is_fair = |drafts: &usize| {
@@ -45,8 +48,8 @@ fn best<R: Copy>(rows: &[R], longest: usize, cost: impl Fn(usize) -> f64, expect
 }
 
 impl<M: LanguageModel> Worker<M> {
-    /// How many drafts each row of the step that has begun reads. Other tenants would wait for them, and rows that read known
-    /// tokens have no use for them.
+    /// Proposes draft tokens for the step that has begun, and returns how many each row reads. Returns 0 if other
+    /// tenants would wait for them, or if rows read known tokens and cannot use them.
     pub(super) fn propose_drafts(&mut self) -> usize {
         let Self { scheduler, step, costs, shares, speculation, .. } = self;
         let Some(Speculation { drafters: Drafters { lookup, model }, most, .. }) = speculation else { return 0 };
@@ -59,7 +62,7 @@ impl<M: LanguageModel> Worker<M> {
             return 0;
         }
         let (steps, proposals) = (costs.with_drafts(), costs.of_proposals());
-        // A draft model that takes more than it saves leaves the rows to lookups.
+        // If the draft model takes longer than it saves, the rows use only lookups.
         for with_model in [model.is_some(), false] {
             let (mut longest, mut by_model) = (0, 0);
             for Sequence { generation, drafts, .. } in scheduler.sequences(&step.slots).flatten() {
@@ -96,8 +99,8 @@ impl<M: LanguageModel> Worker<M> {
         0
     }
 
-    /// Lets the draft model propose `count` tokens for each row that waits for them. One that fails is not asked again.
-    /// Returns how many drafts the rows have at most.
+    /// Makes the draft model propose `count` tokens for each row that waits for it. A draft model that fails is not
+    /// asked again. Returns the largest number of draft tokens of any row.
     fn ask_draft_model(&mut self, count: usize) -> usize {
         let Self { scheduler, step, costs, speculation: Some(Speculation { drafters, .. }), .. } = self else {
             return 0;
@@ -121,13 +124,13 @@ impl<M: LanguageModel> Worker<M> {
         drafts.map(|drafts| drafts.proposed().len()).max().unwrap_or(0).min(count)
     }
 
-    /// Makes the step that has begun with so many drafts for each row.
+    /// Completes the step that has begun, with `drafts` draft tokens per row.
     pub(super) fn draft_step(&mut self, drafts: usize, waiting: usize) {
         let began = Instant::now();
         let Self { model, scheduler, step, .. } = self;
         step.add_drafts(scheduler, drafts);
         let outcome = catch_panic(|| step.verify(model, scheduler));
-        // Its buffers are put back below; panics in between are caught.
+        // The buffers are put back below; panics in between are caught.
         let mut step = std::mem::take(step);
         match outcome {
             Ok(()) => {
@@ -144,8 +147,8 @@ impl<M: LanguageModel> Worker<M> {
         self.step = step;
     }
 
-    /// Chooses the tokens of a row that has read `tokens`, its pending one and drafts, as long as they are the drafts; then
-    /// the state keeps what it has read of the text. logits: (tokens, vocab)
+    /// Chooses tokens for a row that has read `tokens`, its pending token and draft tokens, as long as the choices
+    /// match the draft tokens. The state then keeps what it has read of the resulting text. logits: (tokens, vocab)
     fn accept_drafts(&mut self, slot: usize, tokens: &[u32], logits: &mut [f32]) {
         let Some(sequence) = self.scheduler.sequence_mut(slot) else { return };
         let (rules, buffers, counters) = (&self.rules, &mut self.buffers, &self.shared.counters);
@@ -192,12 +195,12 @@ mod tests {
     use super::super::pass_costs::PassCost;
     use super::*;
 
-    /// The tokens of a row whose drafts are right with this share.
+    /// The expected tokens of a row whose draft tokens are right with probability `share`.
     fn expected(share: f64, drafts: usize) -> f64 {
         (0..=drafts).map(|power| share.powi(power as i32)).sum()
     }
 
-    /// The cost of a step of so many rows.
+    /// The cost of a step with `rows` rows.
     fn step(rows: usize, cost: PassCost) -> impl Fn(usize) -> f64 {
         move |drafts| cost.of(rows * (1 + drafts))
     }
@@ -211,10 +214,10 @@ mod tests {
         let some = best(&[0.6], 16, memory_bound);
         assert!((2..8).contains(&some), "{some}");
         assert_eq!(best(&[0.1], 16, memory_bound), 0);
-        // A wide step costs what its tokens cost.
+        // The cost of a wide step grows with its tokens.
         assert_eq!(best(&[0.6; 64], 16, memory_bound), 0);
         assert_eq!(best(&[0.9], 16, PassCost { base: 0.0, each: 1.0 }), 0);
-        // Where tokens cost nothing, any hope is enough.
+        // If tokens cost nothing, even a small chance is enough.
         assert_eq!(best(&[0.06; 2], 5, PassCost { base: 1.0, each: 0.0 }), 5);
     }
 

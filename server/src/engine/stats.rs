@@ -4,19 +4,19 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use tidegate_model::Denominators;
 
-/// Upper bounds of the histogram of decode steps by their numbers of rows; wider steps have a bucket of their own.
+/// Upper bounds of the histogram of decode steps by number of rows; wider steps have a bucket of their own.
 pub const ROWS_BOUNDS: [usize; 11] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024];
 
-/// The engine's work since it started, and its present load.
+/// The engine's work since it started, and its current load.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Requests that can run at once.
+    /// Number of slots: requests that can run at once.
     pub slots: u64,
     /// Bytes of one slot.
     pub slot_bytes: u64,
     /// Slots in use.
     pub running: u64,
-    /// Requests waiting for a slot.
+    /// Requests that wait for a slot.
     pub waiting: u64,
     /// Decode steps of all sizes.
     pub steps: u64,
@@ -26,15 +26,15 @@ pub struct Stats {
     pub rows: u64,
     /// Rows that were ready for a decode step and waited for a later one, added up over all steps.
     pub rows_waited: u64,
-    /// Tokens of prompts read.
+    /// Prompt tokens read.
     pub prompt_tokens: u64,
     /// Tokens generated.
     pub generated_tokens: u64,
-    /// Those of them that a grammar forced, and that were taken without a decode step.
+    /// Generated tokens that a grammar forced, and that were accepted without a decode step.
     pub forced_tokens: u64,
-    /// Drafts that the model has read.
+    /// Draft tokens that the model has read.
     pub drafted_tokens: u64,
-    /// Those of them that were kept.
+    /// Draft tokens that were kept.
     pub accepted_drafts: u64,
     /// Requests that finished.
     pub finished: u64,
@@ -42,15 +42,15 @@ pub struct Stats {
     pub failed: u64,
     /// Requests whose clients left.
     pub cancelled: u64,
-    /// Waiting requests that made room for those of other tenants.
+    /// Waiting requests that were displaced by those of other tenants.
     pub displaced: u64,
-    /// Chunks of prompts and decode steps.
+    /// Passes of the model: prompt chunks and decode steps.
     pub passes: u64,
     /// Requests that got a slot.
     pub admitted: u64,
-    /// The sum over all requests that got a slot of the passes from their submission to their slot.
+    /// Passes between submission and slot, summed over all requests that got a slot.
     pub waited_passes: u64,
-    /// The model's denominators; zeros if it has none.
+    /// The model's counts of denominators; zeros if it has none.
     pub denominators: Denominators,
 }
 
@@ -80,12 +80,12 @@ pub(super) struct Counters {
 }
 
 impl Counters {
-    /// Zeros, for so many slots of so many bytes each.
+    /// Creates counters that are zero, for `slots` slots of `slot_bytes` bytes each.
     pub(super) fn new(slots: usize, slot_bytes: usize) -> Self {
         Self { slots: slots as u64, slot_bytes: slot_bytes as u64, ..Self::default() }
     }
 
-    /// Counts a decode step of `rows` rows, for which `waiting` others were ready.
+    /// Counts a decode step with `rows` rows, while `waiting` others were ready.
     pub(super) fn step(&self, rows: usize, waiting: usize) {
         add(&self.steps_by_rows[ROWS_BOUNDS.partition_point(|bound| *bound < rows)], 1);
         add(&self.rows, rows);
@@ -93,7 +93,7 @@ impl Counters {
         add(&self.passes, 1);
     }
 
-    /// Stores what the model has counted since it was created.
+    /// Stores what the model has counted since its creation.
     pub(super) fn denominators(&self, counted: Denominators) {
         self.denominators.store(counted.all, Relaxed);
         self.clamped.store(counted.clamped, Relaxed);

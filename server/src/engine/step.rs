@@ -1,5 +1,5 @@
-//! The rows of a decode step, in buffers that are reused from step to step, and the sampling of their tokens: by the model
-//! if it samples, else by several threads if there are many.
+//! The rows of a decode step, in buffers that are reused from step to step, and the sampling of their tokens. Tokens
+//! are sampled by the model if it can, and otherwise by several threads if there are many logits.
 
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
@@ -17,17 +17,17 @@ use super::sequence::{Phase, Sequence};
 use super::shares::{Row, Shares};
 use super::text_rules::TextRules;
 
-/// Fewest logits of a step whose rows are shared among threads: fewer are sampled before another thread has started.
+/// Fewest logits of a step at which threads share the rows: fewer are sampled before another thread has started.
 const MANY_LOGITS: usize = 1 << 17;
 
-/// Rows that the threads share at a time.
+/// Rows that the threads share at once.
 const GROUP: usize = 64;
 
 /// The rows of one step.
 #[derive(Default)]
 pub(super) struct Step {
     rows: Vec<Row>,
-    /// In ascending order.
+    /// The rows' slots, in ascending order.
     pub(super) slots: Vec<usize>,
     /// The token that each row reads.
     ids: Vec<u32>,
@@ -36,13 +36,13 @@ pub(super) struct Step {
     /// (rows with logits, vocab)
     logits: Vec<f32>,
     vocab: usize,
-    /// Each row's token; `None` for a row that reads its prompt or tokens that its grammar has forced.
+    /// Each row's token; `None` for a row that reads prompt tokens or forced tokens.
     pub(super) choices: Vec<Option<Result<Choice, SequenceError>>>,
 }
 
 impl Step {
-    /// Starts a step of the rows that are ready, as far as `shares` has room for them; whether there are any. Returns also
-    /// how many have to wait.
+    /// Starts a step with the ready rows for which `shares` has room. Returns whether there are any, and how many rows
+    /// have to wait.
     pub(super) fn begin(&mut self, ready: impl Iterator<Item = Row>, shares: &mut Shares) -> (bool, usize) {
         self.rows.clear();
         self.rows.extend(ready);
@@ -57,7 +57,7 @@ impl Step {
         (!self.slots.is_empty(), ready - self.rows.len())
     }
 
-    /// Lets the model read the rows' tokens, and sample the next ones if it does.
+    /// Makes the model read the rows' tokens, and sample the next tokens if it can.
     ///
     /// # Errors
     /// The model failed, or returned a wrong number of logits.
@@ -91,7 +91,7 @@ impl Step {
         Err(ModelError::other(message))
     }
 
-    /// Lets each row read so many drafts after its token: those proposed for it, then any.
+    /// Makes each row read `drafts` draft tokens after its own token: those proposed for it, then arbitrary ones.
     pub(super) fn add_drafts(&mut self, scheduler: &Scheduler, drafts: usize) {
         self.ids.clear();
         for row in &self.rows {
@@ -101,7 +101,7 @@ impl Step {
         }
     }
 
-    /// Lets the model read the rows' tokens and drafts.
+    /// Makes the model read the rows' tokens and draft tokens.
     ///
     /// # Errors
     /// The model failed, or returned a wrong number of logits.
@@ -119,8 +119,8 @@ impl Step {
         Err(ModelError::other(format!("the model must return {expected} logits, it returned {found}")))
     }
 
-    /// Lets the model read what is known of a sequence and not in the state, in a pass for that sequence alone. Returns how
-    /// many tokens these are, and the logits that choose the next one: (vocab).
+    /// Makes the model read the known tokens of a sequence that its state lacks, in a pass for this sequence alone.
+    /// Returns how many tokens these are, and the logits that choose the next token: (vocab).
     ///
     /// # Errors
     /// The model failed, or returned a wrong number of logits.
@@ -150,7 +150,7 @@ impl Step {
         if found != expected {
             return Err(ModelError::other(format!("the model must return {expected} logits, it returned {found}")));
         }
-        // The caller's `accept` notes that the last one is in the state.
+        // The caller's `accept` notes that the last token is in the state.
         match *phase {
             Phase::Prefill { next } => sequence.advance(next, read - 1),
             _ => sequence.forced_were_read(read - 1),
@@ -158,7 +158,7 @@ impl Step {
         Ok((read, logits))
     }
 
-    /// After [`Self::verify`]: each row's slot, tokens, and logits (tokens, vocab).
+    /// Returns each row's slot, tokens, and logits (tokens, vocab), after [`Self::verify`].
     pub(super) fn verified(&mut self) -> impl Iterator<Item = (usize, &[u32], &mut [f32])> {
         let Self { slots, ids, logits, .. } = self;
         let (time, numbers) = (ids.len() / slots.len(), logits.len() / slots.len());
@@ -166,14 +166,14 @@ impl Step {
         slots.iter().zip(of_rows).map(|(slot, (ids, logits))| (*slot, ids, logits))
     }
 
-    /// Each row's logits (vocab), if it has any.
+    /// Returns each row's logits (vocab), if it has any.
     pub(super) fn logits(&self) -> impl Iterator<Item = Option<&[f32]>> {
         let mut logits = self.logits.chunks_exact(self.vocab);
         self.sampled.iter().map(move |sampled| if *sampled == Sampled::Logits { logits.next() } else { None })
     }
 
-    /// Samples a token for each row that has none. The token depends on the row's own request and logits alone; a panic
-    /// fails that row alone.
+    /// Samples a token for each row that has none. The token depends only on the row's own request and logits, and a
+    /// panic fails only that row.
     pub(super) fn sample(&mut self, scheduler: &mut Scheduler, rules: &TextRules) {
         let Self { slots, sampled, logits, vocab, choices, .. } = self;
         let many = slots.len() > 1 && logits.len() >= MANY_LOGITS;
@@ -188,7 +188,7 @@ impl Step {
             return rows.for_each(|row| row.sample(rules));
         }
         loop {
-            // On the stack: a list that borrows the rows cannot be reused from step to step.
+            // On the stack, because a list that borrows the rows cannot be reused from step to step.
             let mut group: [Mutex<Option<Sampling>>; GROUP] = std::array::from_fn(|_| Mutex::new(None));
             let mut count = 0;
             for (place, row) in group.iter_mut().zip(rows.by_ref()) {
@@ -208,7 +208,7 @@ impl Step {
     }
 }
 
-/// Plans how the tokens of some rows are sampled; an error becomes that row's choice.
+/// Plans how the tokens of some rows are sampled. An error becomes the choice of its row.
 fn plan_rows(
     scheduler: &mut Scheduler,
     slots: &[usize],
@@ -225,7 +225,7 @@ fn plan_rows(
     }
 }
 
-/// What the sampling of one row needs.
+/// What is needed to sample one row's token.
 struct Sampling<'a> {
     sequence: &'a mut Sequence,
     sampled: Sampled,
@@ -247,14 +247,14 @@ impl Sampling<'_> {
     }
 }
 
-/// Runs `step`, and computes the masks of its constrained rows at the same time: they are for the tokens after those that
-/// the step reads, and do not depend on its results.
+/// Runs `step`, and at the same time computes the masks of its rows with a grammar. These masks are for the tokens
+/// after those that the step reads, and do not depend on the step's results.
 fn compute_masks_during<'a, T>(guides: impl Iterator<Item = &'a mut Guide>, step: impl FnOnce() -> T) -> T {
     let mut guides = guides.peekable();
     if guides.peek().is_none() {
         return step();
     }
-    // The step stays on this thread; the pool's threads compute the masks, and help with the step as always.
+    // The step stays on this thread. The pool's threads compute the masks, and help with the step as usual.
     rayon::in_place_scope(|scope| {
         for guide in guides {
             scope.spawn(move |_| guide.compute_mask());

@@ -9,8 +9,8 @@ use super::event::{Event, Interrupt};
 use super::prompt::TextKind;
 use super::request::Request;
 
-/// Tokens of a text that its tenant's virtual time counts as soon as it has a slot. Without them, a tenant that submits
-/// many texts at once would get a slot for each before the first of them has counted.
+/// Generated tokens that count toward the tenant's virtual time as soon as a text gets a slot. Otherwise a tenant that
+/// submits many texts at once would get a slot for each of them before the first had counted.
 const ADVANCE: usize = 256;
 
 /// A queued request.
@@ -21,16 +21,16 @@ pub(super) struct Submission {
     pub(super) submitted: Instant,
     /// The span of the engine's log lines about this request.
     pub(super) span: Span,
-    /// Chunks and decode steps that the engine had made when it was submitted.
+    /// Passes that the engine had made at submission.
     pub(super) submitted_at: u64,
     /// The index of its tenant, set by the queue.
     pub(super) tenant: usize,
-    /// Tokens that its tenant's virtual time has counted in advance, set when it leaves the queue for a slot.
+    /// Tokens that the tenant's virtual time has counted in advance; set when the request leaves the queue for a slot.
     pub(super) advance: usize,
 }
 
 impl Submission {
-    /// Whether it was interrupted and can end without a slot.
+    /// Whether the request was interrupted and can end without a slot.
     pub(super) fn is_interrupted(&self) -> bool {
         self.interrupt.is_requested() && self.request.kind == TextKind::Completion
     }
@@ -40,7 +40,7 @@ impl Submission {
         self.sender.is_closed()
     }
 
-    /// The tokens to count in advance, at least one: the prompt, which is known, and the beginning of the text.
+    /// The tokens to count in advance, at least one: the prompt, whose length is known, and the beginning of the text.
     pub(super) fn cost(&self) -> usize {
         let Request { prompt, generation, .. } = &self.request;
         let unread = match &prompt.begun {

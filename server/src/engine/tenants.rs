@@ -1,46 +1,47 @@
-//! Tenants: who requests belong to, and the fair order of those that wait.
+//! Tenants, to whom requests belong, and the fair order of waiting requests.
 //!
-//! Weighted fair queueing by virtual time: a tenant's virtual time is the work that the engine has done for it, in tokens
-//! read and generated, divided by its weight. A free slot goes to the waiting tenant whose virtual time is lowest. A tenant
-//! that returns after a pause starts no lower than those that were active meanwhile: a pause earns no credit.
+//! Weighted fair queueing by virtual time: a tenant's virtual time is the work that the engine has done for it, in
+//! tokens read and generated, divided by its weight. A free slot goes to the waiting tenant with the lowest virtual
+//! time. A tenant that returns after a pause starts no lower than those that were active meanwhile, so a pause earns no
+//! credit.
 //!
-//! A text keeps its slot to its end, so the order alone cannot help a tenant that finds all slots taken by endless texts.
-//! Therefore the last free slots are for tenants that have none: [`Tenants::choose`].
+//! A text keeps its slot to its end, so the order alone cannot help a tenant that finds all slots taken by endless
+//! texts. Therefore the last free slots are kept for tenants that have none: see [`Tenants::choose`].
 
 use std::collections::{HashMap, VecDeque};
 use std::num::NonZeroU32;
 
 use super::submission::Submission;
 
-/// Who a request belongs to. Tenants share slots and queue by their weights.
+/// The owner of a request. Tenants share slots and queue in proportion to their weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tenant {
-    /// Tells tenants apart.
+    /// Identifies the tenant.
     pub id: u128,
     /// Its share relative to the other tenants' shares.
     pub weight: NonZeroU32,
 }
 
-/// The only tenant of an engine whose users do not tell them apart.
+/// The only tenant of an engine whose caller does not distinguish tenants.
 impl Default for Tenant {
     fn default() -> Self {
         Self { id: 0, weight: NonZeroU32::MIN }
     }
 }
 
-/// Virtual time of one token at weight 1. Large, because dividing by a weight rounds.
+/// Virtual time of one token at weight 1. Large, so that dividing it by a weight loses little to rounding.
 const TOKEN: i128 = 1 << 20;
 
-/// The share of the slots, as a divisor, that is kept for tenants that have none.
+/// One in this many slots is kept free for tenants that have no slot.
 const KEPT_SHARE: usize = 4;
 
-/// What each tenant uses of the engine, by its index: the engine counts it, and the queue reads it.
+/// What each tenant uses of the engine, indexed by tenant. The engine writes it, and the queue reads it.
 #[derive(Default)]
 pub(super) struct Usage {
     slots: Vec<usize>,
-    /// The weights, as they were when the tenants last got a slot.
+    /// The tenants' weights at the time when they last got a slot.
     weights: Vec<f64>,
-    /// Tokens since the queue last looked; negative where fewer were needed than counted in advance.
+    /// Tokens since the queue last looked; negative if fewer were needed than had been counted in advance.
     work: Vec<i64>,
 }
 
@@ -55,7 +56,7 @@ impl Usage {
         self.weights[tenant] = f64::from(weight.get());
     }
 
-    /// Notes that a slot is free again, and that so many tokens counted in advance were not needed.
+    /// Notes that a slot is free again, and that `unused` of the tokens counted in advance were not needed.
     pub(super) fn free_slot(&mut self, tenant: usize, unused: usize) {
         self.slots[tenant] -= 1;
         self.work[tenant] -= unused as i64;
@@ -81,7 +82,7 @@ impl Usage {
     }
 }
 
-/// The tenants since the engine last had nothing to do, and their waiting requests.
+/// The tenants that have come since the engine last had nothing to do, and their waiting requests.
 #[derive(Default)]
 pub(super) struct Tenants {
     entries: Vec<Entry>,
@@ -89,16 +90,16 @@ pub(super) struct Tenants {
     waiting: usize,
     /// The number of tenants that the engine's caller expects.
     expected: usize,
-    /// Whether any entry returns.
+    /// Whether any entry has `returns` set.
     returning: bool,
 }
 
 struct Entry {
     weight: NonZeroU32,
     queue: VecDeque<Submission>,
-    /// Its virtual time.
+    /// The tenant's virtual time.
     time: i128,
-    /// Whether its queue was empty when its latest requests came, and [`Tenants::update`] has not run since.
+    /// Whether the queue was empty when the latest requests came, and [`Tenants::update`] has not run since.
     returns: bool,
 }
 
@@ -107,7 +108,7 @@ impl Entry {
         self.time += i128::from(tokens) * TOKEN / i128::from(self.weight.get());
     }
 
-    /// Whether `more` requests in its queue, relative to its weight, would be fewer than `other` has.
+    /// Whether the queue would be shorter than `other`'s, relative to the weights, even with `more` requests added.
     fn stays_below(&self, more: usize, other: &Self) -> bool {
         let share = |waiting: usize, weight: NonZeroU32| waiting as u64 * u64::from(weight.get());
         share(self.queue.len() + more, other.weight) < share(other.queue.len(), self.weight)
@@ -119,19 +120,20 @@ impl Tenants {
         self.waiting
     }
 
-    /// Sets the expected number of tenants. If more have come, their number is used.
+    /// Sets the expected number of tenants. If more tenants have come, the actual number counts.
     pub(super) fn expect(&mut self, tenants: usize) {
         self.expected = tenants;
     }
 
-    /// How many tenants are expected, or have come if there are more of those.
+    /// The number of tenants: those expected or those that have come, whichever is more.
     pub(super) fn count(&self) -> usize {
         self.expected.max(self.entries.len())
     }
 
-    /// Adds `submissions` of one tenant behind its others. At most `capacity` requests wait; if there are more, the newest
-    /// requests of the tenant with the most waiting per weight are displaced, as long as it has more than this tenant will
-    /// have. Returns the displaced requests; `None`, with nothing changed, if there is not enough room.
+    /// Adds `submissions` behind the tenant's others. At most `capacity` requests wait. If there are more, the newest
+    /// requests of the tenant with the most waiting per weight are displaced, as long as it has more than this tenant
+    /// will have. Returns the displaced requests; `None`, with no request added or displaced, if there is not enough
+    /// room.
     pub(super) fn add(
         &mut self,
         tenant: Tenant,
@@ -140,7 +142,7 @@ impl Tenants {
     ) -> Option<Vec<Submission>> {
         let count = submissions.len();
         if self.waiting + count > capacity {
-            // Clients that have left must not keep others out.
+            // Requests of clients that have left must not keep others out.
             for entry in &mut self.entries {
                 entry.queue.retain(|waiting| !waiting.is_abandoned());
             }
@@ -171,12 +173,12 @@ impl Tenants {
         if index == next {
             self.entries.push(Entry { weight: tenant.weight, queue: VecDeque::new(), time: 0, returns: false });
         }
-        // The weight may have been changed since.
+        // The weight may have changed since the last request.
         self.entries[index].weight = tenant.weight;
         index
     }
 
-    /// The tenant that has the most waiting for its weight, if `index` has fewer even with `more`.
+    /// Returns the tenant with the most waiting per weight, if `index` stays below it even with `more` requests added.
     fn largest_above(&self, index: usize, more: usize) -> Option<usize> {
         let own = &self.entries[index];
         let above = |at: &usize| *at != index && own.stays_below(more, &self.entries[*at]);
@@ -186,7 +188,7 @@ impl Tenants {
         })
     }
 
-    /// Puts requests back that were taken from the ends of their queues, the last one first.
+    /// Puts back requests that were taken from the ends of their queues, the last one first.
     fn put_back(&mut self, taken: Vec<Submission>) {
         self.waiting += taken.len();
         for submission in taken.into_iter().rev() {
@@ -210,12 +212,12 @@ impl Tenants {
         }
     }
 
-    /// Raises the virtual time of tenants that return after a pause to the lowest of those that were active.
+    /// Raises the virtual time of tenants that return after a pause to the lowest time among those that were active.
     fn admit_returning(&mut self, usage: &Usage) {
         let is_active = |at: usize, entry: &Entry| usage.slots(at) > 0 || (!entry.queue.is_empty() && !entry.returns);
         let active = self.entries.iter().enumerate().filter(|(at, entry)| is_active(*at, entry));
         let lowest = active.map(|(_, entry)| entry.time).min();
-        // If none was, all begin together.
+        // If none was active, all begin at the same time.
         let least = lowest.or_else(|| self.entries.iter().map(|entry| entry.time).max()).unwrap_or(0);
         for (at, entry) in self.entries.iter_mut().enumerate() {
             if std::mem::take(&mut entry.returns) && usage.slots(at) == 0 {
@@ -224,12 +226,12 @@ impl Tenants {
         }
     }
 
-    /// The tenant whose request gets one of `free` slots, out of `slots` in all: of those that may have one, the tenant
-    /// whose virtual time is lowest.
+    /// Returns the tenant whose request gets one of `free` slots, out of `slots` in total: the one with the lowest
+    /// virtual time among those that may have a slot.
     ///
-    /// A tenant without a slot may have any. One that has a slot leaves a free one for each tenant that has none, whether
-    /// or not it waits, up to a quarter of all slots, and at least one where there are two. With `more` false, only tenants
-    /// without a slot get one.
+    /// A tenant without a slot may have any free slot. A tenant that has a slot leaves one free for each tenant that
+    /// has none, whether or not that tenant is waiting: up to a quarter of all slots, and at least one if there are two
+    /// or more. If `more` is false, only tenants without a slot get one.
     pub(super) fn choose(&self, (free, slots): (usize, usize), usage: &Usage, more: bool) -> Option<usize> {
         if free == 0 || self.waiting == 0 {
             return None;
@@ -241,7 +243,7 @@ impl Tenants {
         waiting.min_by_key(|(_, entry)| (entry.time, entry.queue.front().map(|first| first.submitted))).map(|it| it.0)
     }
 
-    /// Takes a tenant's next request out of the queue. If its client has not left, it is to get a slot.
+    /// Takes a tenant's next request out of the queue, and counts a slot for it unless its client has left.
     pub(super) fn take(&mut self, tenant: usize, usage: &mut Usage) -> Option<Submission> {
         let entry = &mut self.entries[tenant];
         let mut submission = entry.queue.pop_front()?;
@@ -254,7 +256,7 @@ impl Tenants {
         Some(submission)
     }
 
-    /// Takes all requests out of the queue that were interrupted and need no slot.
+    /// Takes all interrupted requests that need no slot out of the queue.
     pub(super) fn take_interrupted(&mut self) -> Vec<Submission> {
         let mut taken = Vec::new();
         for entry in &mut self.entries {

@@ -1,15 +1,15 @@
-//! What the engine knows about text.
+//! The text data and functions that the engine needs.
 
 use std::sync::Arc;
 
 use crate::text::{Encode, Vocabulary};
 
-/// What the engine knows about text.
+/// The text data and functions that the engine needs.
 pub struct TextRules {
     /// The bytes of each token.
     pub vocabulary: Arc<Vocabulary>,
     /// Tokens that end a text.
     pub eos: Arc<[u32]>,
-    /// The tokens of a piece of text.
+    /// Encodes a piece of text as tokens.
     pub encode: Encode,
 }

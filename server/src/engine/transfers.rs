@@ -1,44 +1,45 @@
-//! Slots whose states are being copied between device and host: what for, and whether a request still waits for it.
+//! The slots whose states are being copied between device and host: why, and whether a request still waits for the
+//! copy.
 
 use std::time::{Duration, Instant};
 
 use super::generation::Ending;
 
-/// What a state is copied for, and so what comes next.
+/// Why a state is copied, which also determines what comes next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
     /// Import of the state that the request starts from.
     Start,
-    /// Import of the prompt that another request has read.
+    /// Import of the state after a prompt that another request has read.
     SharedPrompt,
-    /// Export of the state amid the prompt.
+    /// Export of the state within the prompt.
     Mark,
     /// Export of the state after the prompt.
     PromptEnd,
-    /// Export of the state that a stop string may roll the text back to, before the token that shows this text. The token
-    /// may have ended the text.
+    /// Export of the state that a stop string may roll the text back to, before the token that shows this text. If the
+    /// token has ended the text, the ending is set.
     Rollback(String, Option<Ending>),
     /// Export of the state at the end of the text, and whether the answer stays open.
     End(Ending, bool),
 }
 
-/// The transfer of one slot.
+/// The transfer state of one slot.
 #[derive(Clone)]
 enum SlotTransfer {
-    /// None.
+    /// No transfer.
     Idle,
-    /// A request waits for it.
+    /// A request waits for the transfer.
     Awaited(Purpose),
-    /// Its request has ended: the slot is free when the transfer ends.
+    /// The request has ended: the slot becomes free when the transfer ends.
     Abandoned,
 }
 
 /// The pending transfers, at most one for each slot.
 pub(super) struct Transfers {
     slots: Vec<SlotTransfer>,
-    /// The slots in transfer, in the order in which they started.
+    /// The slots in transfer, in the order in which their transfers started.
     pending: Vec<usize>,
-    /// When the first of them started, or the last to end did so.
+    /// When the pending transfers began, or when a transfer last ended.
     since: Instant,
 }
 
@@ -71,7 +72,7 @@ impl Transfers {
         self.slots[slot] = SlotTransfer::Awaited(purpose);
     }
 
-    /// Notes that no request waits for `slot` any more; whether it is in transfer.
+    /// Notes that no request waits for `slot` any more. Returns whether the slot is in transfer.
     pub(super) fn abandon(&mut self, slot: usize) -> bool {
         let pending = self.contains(slot);
         if pending {
@@ -80,7 +81,7 @@ impl Transfers {
         pending
     }
 
-    /// Ends the transfer of `slot`; its purpose, if a request still waits for it.
+    /// Ends the transfer of `slot`. Returns its purpose, if a request still waits for it.
     pub(super) fn end(&mut self, slot: usize) -> Option<Purpose> {
         let purpose = match std::mem::replace(&mut self.slots[slot], SlotTransfer::Idle) {
             SlotTransfer::Idle => return None,

@@ -1,9 +1,10 @@
-//! The engine's worker: what a request does after each transfer, each chunk and each token. `run` is its loop.
+//! The engine's worker: what a request does after each transfer, each chunk and each token. `run` has its loop.
 //!
-//! A request's way: (its start is imported, or the prompt that another has read) -> its prompt is read, (the state amid it
-//! is exported) and (that after it) -> tokens, now and then (a rollback point is exported) -> (the end is exported) -> done.
-//! The transfers in brackets happen only if they are needed. A transfer ends at once, or in the iteration of the loop that
-//! finds it ended; until then its request waits, alone.
+//! A request takes these steps; the transfers in brackets happen only if they are needed: (import of its starting
+//! state, or of the prompt that another request has read) -> the prompt is read, (export of a state within it) and
+//! (export of the state after it) -> tokens, sometimes with (export of a rollback point) -> (export of the state at the
+//! end) -> done. A transfer ends at once, or in the loop's iteration that finds it done. Until then only its own
+//! request waits.
 
 use std::sync::Arc;
 
@@ -36,7 +37,7 @@ pub(super) struct Worker<M> {
     /// Reused from step to step.
     pub(super) shares: Shares,
     pub(super) step: Step,
-    /// `None` where every row reads one token in a step.
+    /// `None` if every row reads one token per step.
     pub(super) speculation: Option<Speculation>,
     pub(super) buffers: TextBuffers,
 }
@@ -57,7 +58,7 @@ impl<M: LanguageModel> Worker<M> {
         }
     }
 
-    /// Continues a request if its transfer has ended, else notes that it is pending.
+    /// Continues a request if its transfer has ended; otherwise notes that the transfer is pending.
     pub(super) fn continue_after(&mut self, slot: usize, purpose: Purpose, transfer: Result<Transfer, SequenceError>) {
         match transfer {
             Ok(Transfer::Done(state)) => self.transferred(slot, &purpose, state),
@@ -85,7 +86,7 @@ impl<M: LanguageModel> Worker<M> {
         self.continue_after(slot, purpose, transfer);
     }
 
-    /// Continues a request whose transfer has ended; an export gave `state`.
+    /// Continues a request whose transfer has ended; `state` is the result of an export.
     fn transferred(&mut self, slot: usize, purpose: &Purpose, state: Vec<f32>) {
         let Some(sequence) = self.scheduler.sequence_mut(slot) else { return };
         let outcome = catch_panic(|| {
@@ -104,10 +105,10 @@ impl<M: LanguageModel> Worker<M> {
             Err(error) => return self.fail(slot, &error),
         };
         match purpose {
-            // Another request has read the prompt while this one's start was in transfer.
+            // Another request has read the prompt while this request's start was in transfer.
             Purpose::Start if sequence.prompt.read_by_other().is_some() => self.import_prompt(slot),
             Purpose::Start if !sequence.has_read_prompt() => {}
-            // The prompt is read on.
+            // The rest of the prompt follows.
             Purpose::Mark => {}
             Purpose::Start | Purpose::SharedPrompt => self.prompt_was_read(slot),
             Purpose::PromptEnd => self.prompt_ended(slot),
@@ -116,11 +117,12 @@ impl<M: LanguageModel> Worker<M> {
         }
     }
 
-    /// Takes the snapshot after the prompt if it is needed, and ends a request that generates nothing.
+    /// Takes the snapshot after the prompt if one is needed, and then ends the prompt.
     pub(super) fn prompt_was_read(&mut self, slot: usize) {
         let Some(sequence) = self.scheduler.sequence_mut(slot) else { return };
         if sequence.generation.wants_tokens() && self.model.source_start().is_none() {
-            // The last token, which the next step reads; after a source that is the token that every text begins with.
+            // Counts the last token, which the next step reads. After a source that token is not part of the prompt:
+            // every text begins with it.
             add(&self.shared.counters.prompt_tokens, 1);
         }
         if sequence.wants_prompt_end() {
@@ -129,8 +131,8 @@ impl<M: LanguageModel> Worker<M> {
         self.prompt_ended(slot);
     }
 
-    /// Sends the prompt's log probabilities, ends a request that generates nothing, and lets those continue that wait for the
-    /// same prompt.
+    /// Sends the prompt's log probabilities, ends a request that generates nothing, and resumes the requests that wait
+    /// for the same prompt.
     pub(super) fn prompt_ended(&mut self, slot: usize) {
         let Some(sequence) = self.scheduler.sequence_mut(slot) else { return };
         sequence.send_prompt_logprobs();
@@ -143,7 +145,8 @@ impl<M: LanguageModel> Worker<M> {
         }
     }
 
-    /// Lets a request continue after the prompt that another has read, unless its own start is still in transfer.
+    /// Lets a request continue after the prompt that another request has read, unless its own start is still in
+    /// transfer.
     pub(super) fn import_prompt(&mut self, slot: usize) {
         if self.scheduler.is_in_transfer(slot) {
             return;
@@ -155,7 +158,7 @@ impl<M: LanguageModel> Worker<M> {
         }
     }
 
-    /// Accepts the token of a row, and those that a grammar forces after it; a panic here ends that row alone.
+    /// Accepts a row's token and the tokens that a grammar forces after it. A panic here ends only this row's request.
     pub(super) fn accept(&mut self, slot: usize, choice: Result<Choice, SequenceError>) {
         let Some(sequence) = self.scheduler.sequence_mut(slot) else { return };
         let (rules, buffers) = (&self.rules, &mut self.buffers);
@@ -163,7 +166,8 @@ impl<M: LanguageModel> Worker<M> {
         self.accepted(slot, accepted);
     }
 
-    /// Continues after a token, whose text the state has read up to it: with those that a grammar forces after it.
+    /// Continues after a token whose predecessors the state has read: accepts the tokens that a grammar forces after
+    /// it.
     pub(super) fn accepted(&mut self, slot: usize, mut accepted: Result<Option<Accepted>, SequenceError>) {
         let Some(sequence) = self.scheduler.sequence_mut(slot) else { return };
         let (rules, buffers, counters) = (&self.rules, &mut self.buffers, &self.shared.counters);
@@ -209,7 +213,7 @@ impl<M: LanguageModel> Worker<M> {
         }
     }
 
-    /// Ends a text, once its snapshot has been taken, if it needs one.
+    /// Ends a text. If it needs a snapshot, takes that first.
     pub(super) fn finish(&mut self, slot: usize, ending: Ending) {
         let Some(sequence) = self.scheduler.sequence_mut(slot) else { return };
         let (rules, model, unread) = (&self.rules, &mut self.model, sequence.unread.len());
@@ -241,7 +245,7 @@ impl<M: LanguageModel> Worker<M> {
             }
             finish = Finish { snapshot: wanted.then_some(snapshot), retokenized, ..finish };
         }
-        // Counted first: a client that has received the last event finds it counted.
+        // Count first, so that a client that has received the last event finds it counted.
         add(&self.shared.counters.finished, 1);
         self.scheduler.end(slot, Event::Finished(finish));
     }
@@ -250,7 +254,7 @@ impl<M: LanguageModel> Worker<M> {
     pub(super) fn fail(&mut self, slot: usize, error: &SequenceError) {
         let reason = error.reason.as_str();
         let span = self.scheduler.sequence(slot).map_or_else(Span::none, |sequence| sequence.client.span.clone());
-        // A client must not be able to raise an alarm with its own grammar.
+        // A grammar error is not logged as an error: a client must not be able to raise an alarm with its own grammar.
         span.in_scope(|| {
             if error.failure == Failure::Grammar {
                 info!(slot, reason, "generation ended: {}", error.failure);

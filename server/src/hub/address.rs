@@ -1,20 +1,20 @@
-//! Addresses: those of redirects, of this machine, and as they are shown.
+//! URLs of the hub: following redirects, recognizing this machine, and showing URLs without secrets.
 
 use url::{Host, Url};
 
 use super::name::shown;
 
-/// An address without what may be a secret: its query and a password.
+/// Returns a URL without its possible secrets: the query and the password.
 pub(super) fn public(url: &Url) -> String {
     let mut url = url.clone();
     url.set_query(None);
     url.set_fragment(None);
-    // Addresses that can have no password have none.
+    // This fails only for URLs that cannot have a password.
     let _ = url.set_username("").and_then(|()| url.set_password(None));
     url.to_string()
 }
 
-/// Whether an address is one of this machine.
+/// Returns whether a URL points to this machine.
 pub(super) fn is_loopback(url: &Url) -> bool {
     match url.host() {
         Some(Host::Domain(name)) => name == "localhost",
@@ -24,14 +24,14 @@ pub(super) fn is_loopback(url: &Url) -> bool {
     }
 }
 
-/// Where a redirect leads, if it may be followed.
+/// Returns the target of a redirect, if it may be followed.
 pub(super) fn redirected(endpoint: &Url, from: &Url, location: &str) -> Result<Url, String> {
     let mut to = from.join(location).map_err(|error| format!("it redirects to what is no address: {error}"))?;
     let secure = endpoint.scheme() == "https" || from.scheme() == "https";
     if !to.has_host() || !(to.scheme() == "https" || to.scheme() == "http" && !secure) {
         return Err(format!("it redirects to {:?}, which is not secure", shown(&public(&to))));
     }
-    // They would be sent as a password.
+    // Otherwise, they would be sent as credentials.
     if to.set_username("").and_then(|()| to.set_password(None)).is_err() {
         return Err(format!("it redirects to {:?}", shown(&public(&to))));
     }
@@ -73,7 +73,7 @@ mod tests {
             let error = to(&secure, location).unwrap_err();
             assert!(error.ends_with("which is not secure") && !error.contains("?secret"), "{error}");
         }
-        // Not by a detour over another server either.
+        // Nor by a detour over another server.
         assert!(redirected(&plain, &secure, "http://127.0.0.1:9/b").is_err());
         assert!(redirected(&secure, &plain, "http://127.0.0.1:9/b").is_err());
         for location in ["https://", "https://cdn.example:x/b?secret", "http://a:secret@cdn.example/b"] {

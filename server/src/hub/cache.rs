@@ -1,11 +1,11 @@
-//! The cache's folders, which are those of Python's `huggingface_hub`:
+//! The folders of the cache, which are the same as those of Python's `huggingface_hub`:
 //!
 //! ```text
 //! models--ORG--NAME/blobs/DIGEST              the contents of files
-//! models--ORG--NAME/blobs/DIGEST.incomplete   the beginning of one
+//! models--ORG--NAME/blobs/DIGEST.incomplete   the beginning of a file
 //! models--ORG--NAME/refs/REVISION             the commit of a branch or tag
 //! models--ORG--NAME/snapshots/COMMIT/FILE     a link to the contents
-//! .locks/models--ORG--NAME/DIGEST.lock        is locked by the process that downloads them
+//! .locks/models--ORG--NAME/DIGEST.lock        locked by the process that downloads the contents
 //! ```
 
 use std::fs::{self, File, Permissions, TryLockError};
@@ -19,12 +19,12 @@ use super::error::HubError;
 use super::name::{BlobId, Commit, is_file, is_repo};
 use super::shared::{create_new, create_parent, open_or_create};
 
-/// What the folders of models begin with.
+/// The prefix of the names of models' folders.
 const PREFIX: &str = "models--";
-/// What stands for a slash in their names.
+/// Replaces the slash in these names.
 const SLASH: &str = "--";
 
-/// How deep, and how many files of a snapshot are looked at.
+/// Maximum depth of the folders, and maximum number of files, that are looked at in a snapshot.
 const MOST_DEPTH: usize = 8;
 const MOST_FILES: usize = 10_000;
 
@@ -36,13 +36,13 @@ pub(super) struct Repo {
 }
 
 impl Repo {
-    /// The folders of the model `repo` in the folder `cache`.
+    /// Returns the folders of the model `repo` in the folder `cache`.
     pub(super) fn new(cache: &Path, repo: &str) -> Self {
         let name = format!("{PREFIX}{}", repo.replace('/', SLASH));
         Self { locks: cache.join(".locks").join(&name), folder: cache.join(name) }
     }
 
-    /// Every model of a cache, by name. A cache that does not exist has none.
+    /// Returns every model in a cache, sorted by name. A cache that does not exist has none.
     pub(super) fn all(cache: &Path) -> Result<Vec<(String, Self)>, HubError> {
         let entries = match fs::read_dir(cache) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -68,13 +68,13 @@ impl Repo {
         self.folder.join("snapshots").join(commit.text())
     }
 
-    /// The commit of a revision, as far as the cache knows.
+    /// Returns the commit of a revision, if the cache knows it.
     pub(super) fn commit(&self, revision: &str) -> Option<Commit> {
         let known = || fs::read_to_string(self.folder.join("refs").join(revision)).ok();
         Commit::new(revision).or_else(|_| Commit::new(known().unwrap_or_default().trim())).ok()
     }
 
-    /// The commits of which there are files.
+    /// Returns the commits that have files in the cache.
     pub(super) fn commits(&self) -> Vec<Commit> {
         let entries = fs::read_dir(self.folder.join("snapshots")).into_iter().flatten();
         let mut commits: Vec<_> =
@@ -83,13 +83,13 @@ impl Repo {
         commits
     }
 
-    /// The branches and tags that are known, with their commits.
+    /// Returns the known branches and tags, with their commits.
     pub(super) fn revisions(&self) -> Vec<(String, Commit)> {
         let refs = files(&self.folder.join("refs"));
         refs.into_iter().filter_map(|name| Some((name.clone(), self.commit(&name)?))).collect()
     }
 
-    /// Notes the commit of a branch or a tag.
+    /// Records the commit of a branch or tag.
     pub(super) fn set_commit(&self, revision: &str, commit: &Commit) -> Result<(), HubError> {
         if revision == commit.text() || self.commit(revision).as_ref() == Some(commit) {
             return Ok(());
@@ -101,12 +101,12 @@ impl Repo {
         fs::rename(&new, &path).map_err(HubError::at(&path))
     }
 
-    /// Whether the cache has a file of a commit, with this length.
+    /// Returns whether the cache has a file of a commit, with this size.
     pub(super) fn has(&self, commit: &Commit, file: &str, size: u64) -> bool {
         is_there(&self.snapshot(commit).join(file), size)
     }
 
-    /// Whether the cache has these contents.
+    /// Returns whether the cache has these contents, with this size.
     pub(super) fn has_blob(&self, id: &BlobId, size: u64) -> bool {
         is_there(&self.blob(id), size)
     }
@@ -114,7 +114,8 @@ impl Repo {
     /// Makes a file of a commit a link to its contents.
     pub(super) fn link(&self, commit: &Commit, file: &str, id: &BlobId) -> Result<(), HubError> {
         let path = self.snapshot(commit).join(file);
-        // Relative, so that the cache can be moved: out of the file's folders, the commit's and that of snapshots.
+        // The link is relative, so that the cache can be moved. It leads out of the file's folders, the commit's folder
+        // and `snapshots`.
         let up = "../".repeat(file.split('/').count() + 1);
         let target = format!("{up}blobs/{}", id.text());
         create_parent(&path)?;
@@ -123,29 +124,32 @@ impl Repo {
         fs::rename(&new, &path).map_err(HubError::at(&path))
     }
 
-    /// Waits until no other process downloads these contents, and keeps others from it until the file is dropped.
+    /// Waits until no other process downloads these contents, and keeps others from doing so until the returned file is
+    /// dropped.
     pub(super) fn lock(&self, id: &BlobId) -> Result<File, HubError> {
         let path = self.locks.join(format!("{}.lock", id.text()));
         create_parent(&path)?;
         let file = open_or_create(&path).map_err(HubError::at(&path))?;
-        // As Python's has it: a group that shares the cache locks it too. Only the owner can change it.
+        // Same mode as in Python's cache, so that a group that shares the cache can lock it too. Only the owner can
+        // change the mode.
         let _ = file.set_permissions(Permissions::from_mode(0o664));
         match file.try_lock() {
             Err(TryLockError::WouldBlock) => {
                 warn!("waiting for another process, which downloads the same file: it has locked {}", path.display());
                 file.lock().map_err(HubError::at(&path))?;
             }
-            // Not every file system has locks. Without one, two processes can spoil a download, which its digest then shows.
+            // Some file systems have no locks. There, two processes can corrupt a download, which its digest then
+            // shows.
             Ok(()) | Err(TryLockError::Error(_)) => {}
         }
         Ok(file)
     }
 
-    /// Bytes that the file system has left for the cache, if it says so.
+    /// Returns the free bytes of the cache's file system, if it reports them.
     pub(super) fn free(&self) -> Option<u64> {
         let existing = self.folder.ancestors().find(|folder| folder.exists())?;
         let about = rustix::fs::statvfs(existing).ok()?;
-        // Some file systems have no size.
+        // Some file systems report no size.
         (about.f_blocks > 0).then(|| about.f_bavail.saturating_mul(about.f_frsize))
     }
 
@@ -154,7 +158,7 @@ impl Repo {
     }
 }
 
-/// The files below a folder, as paths within it, by name; links count if what they lead to is there.
+/// Returns the files below a folder as paths relative to it, sorted by name. Links count if their targets exist.
 pub(super) fn files(folder: &Path) -> Vec<String> {
     let (mut found, mut folders) = (Vec::new(), vec![(String::new(), 0)]);
     while let Some((within, depth)) = folders.pop() {
@@ -176,7 +180,7 @@ fn is_there(path: &Path, size: u64) -> bool {
     fs::metadata(path).is_ok_and(|about| about.is_file() && about.len() == size)
 }
 
-/// A new name in the same folder, which is then renamed.
+/// Returns a new name in the same folder, for a file that is then renamed.
 fn beside(path: &Path) -> PathBuf {
     path.with_file_name(format!(".{:016x}.tmp", rand::random::<u64>()))
 }
@@ -200,7 +204,7 @@ mod tests {
             ("gguf/q8/x.gguf", format!("../../../../blobs/{}", id.text())),
         ] {
             repo.link(&commit, file, &id).unwrap();
-            // A link that is there is replaced.
+            // An existing link is replaced.
             repo.link(&commit, file, &id).unwrap();
             let path = folder.join("snapshots").join(COMMIT).join(file);
             assert_eq!(fs::read_link(&path).unwrap().to_str(), Some(target.as_str()));

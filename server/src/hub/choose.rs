@@ -1,47 +1,48 @@
-//! Which files of a repository make a model that can be loaded.
+//! Chooses the files of a repository that form a model.
 
 use tidegate_model::checkpoint::{GGUF, INDEX, SAFETENSORS};
 
 pub(super) const CONFIG: &str = "config.json";
 const TOKENIZER: &str = "tokenizer.json";
-/// RWKV's vocabulary, which takes the place of the tokenizer.
+/// The prefix and suffix of the file name of RWKV's vocabulary, which replaces `tokenizer.json`.
 const VOCABULARY: (&str, &str) = ("rwkv_vocab_v", ".txt");
-/// What is read beside them if it is there.
+/// Files that are also read if they exist.
 const OPTIONAL: [&str; 3] = ["generation_config.json", "tokenizer_config.json", "chat_template.jinja"];
 
-/// How names of PyTorch's weights end.
+/// File name endings of PyTorch's weights.
 const PYTORCH: [&str; 2] = [".bin", PTH];
-/// How names of RWKV-7's files end that have no vocabulary, as its author publishes them.
+/// File name endings of RWKV-7 without a vocabulary, as its author publishes it.
 const PTH: &str = ".pth";
 const TENSORS: &str = ".safetensors";
 
-/// Most files that an error lists.
+/// Maximum number of files that an error lists.
 const MOST_LISTED: usize = 20;
 
 /// The files of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Choice {
-    /// A checkpoint folder.
+    /// A checkpoint folder's files.
     Folder {
-        /// Everything but the weights, and the list of these if there are several; `config.json` first.
+        /// All files but the weights; `config.json` comes first, and the index of the weights is included if there is
+        /// one.
         texts: Vec<String>,
         weights: Weights,
     },
-    /// A file that is a whole model.
+    /// A file that holds a whole model.
     File(String),
 }
 
 /// The weights of a folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Weights {
-    /// One file.
+    /// A single file.
     One(&'static str),
     /// The files that `model.safetensors.index.json` lists.
     Listed,
 }
 
-/// Chooses from all files of a repository: the one that is `wanted`, or else a folder's, or else the only GGUF file, or else the
-/// only `.pth` file.
+/// Chooses from all files of a repository: the `wanted` file, or else the files of a checkpoint folder, or else the
+/// only GGUF file, or else the only `.pth` file.
 pub(super) fn choose(files: &[String], wanted: Option<&str>) -> Result<Choice, String> {
     let has = |name: &str| files.iter().any(|file| file == name);
     let whole: Vec<&str> = whole_models(files).collect();
@@ -75,7 +76,7 @@ pub(super) fn choose(files: &[String], wanted: Option<&str>) -> Result<Choice, S
     }
 }
 
-/// Chooses the file of a repository that is wanted.
+/// Chooses the wanted file of a repository.
 fn chosen(files: &[String], file: &str, whole: &[&str]) -> Result<Choice, String> {
     let (is_tensors, folder) = (is_named(file, TENSORS), folder_of(file));
     if !is_tensors && !is_gguf(file) && !is_named(file, PTH) {
@@ -92,8 +93,8 @@ fn chosen(files: &[String], file: &str, whole: &[&str]) -> Result<Choice, String
     Ok(Choice::File(file.into()))
 }
 
-/// The files that are whole models by their names. Those of safetensors are only if they are wanted, and a `.pth` file in a folder
-/// with a `config.json` may be anything.
+/// Returns the files that, by their names, are whole models. Excludes safetensors files, which count only if they are
+/// wanted, and `.pth` files beside a `config.json`, which may be anything.
 pub(super) fn whole_models(files: &[String]) -> impl Iterator<Item = &str> {
     let in_folder = files.iter().any(|file| file == CONFIG);
     files.iter().map(String::as_str).filter(move |file| is_gguf(file) || !in_folder && is_named(file, PTH))
@@ -107,17 +108,17 @@ fn is_named(file: &str, end: &str) -> bool {
     file.strip_suffix(end).is_some_and(|rest| !rest.is_empty() && !rest.ends_with('/'))
 }
 
-/// The folder of a file, with a slash at its end, or nothing.
+/// Returns the folder of a file with a trailing slash, or an empty text.
 fn folder_of(file: &str) -> &str {
     &file[..file.rfind('/').map_or(0, |slash| slash + 1)]
 }
 
-/// The vocabulary that the tokenizer takes.
+/// Returns RWKV's vocabulary, as the tokenizer chooses it.
 pub(super) fn vocabulary(files: &[String]) -> Option<&str> {
     vocabulary_in(files, "")
 }
 
-/// The vocabulary of the file `model`: in its folder, or else in the repository's.
+/// Returns the vocabulary for the file `model`: in its folder, or else in the repository's root.
 pub(super) fn vocabulary_of<'a>(files: &'a [String], model: &str) -> Option<&'a str> {
     vocabulary_in(files, folder_of(model)).or_else(|| vocabulary(files))
 }
@@ -127,12 +128,12 @@ fn vocabulary_in<'a>(files: &'a [String], folder: &str) -> Option<&'a str> {
     files.iter().map(String::as_str).filter(is_in).max()
 }
 
-/// Whether a file is RWKV's vocabulary by its name.
+/// Returns whether a file's name is that of RWKV's vocabulary.
 pub(super) fn is_vocabulary(name: &str) -> bool {
     name.starts_with(VOCABULARY.0) && name.ends_with(VOCABULARY.1)
 }
 
-/// A list of files, after what is said of them.
+/// Formats a list of files as the end of a sentence.
 fn among(files: &[&str]) -> String {
     match files {
         [] => String::new(),

@@ -1,4 +1,4 @@
-//! Requests to the hub. Nothing that a server answers is believed: redirects are few, the token goes to the hub alone, and
+//! Requests to the hub. No answer of a server is trusted: redirects are limited, the token is sent only to the hub, and
 //! answers are bounded in time and size.
 
 use std::io::{ErrorKind, Read};
@@ -20,10 +20,10 @@ use super::name::{Commit, HubName};
 use super::settings::{HubSettings, Patience, Settings, Token};
 
 const MOST_REDIRECTS: usize = 5;
-/// Longest pause that a server may ask for.
+/// The longest pause that a server may ask for.
 const LONGEST_PAUSE: Duration = Duration::from_mins(1);
 
-/// Asks one hub.
+/// A client of one hub.
 pub(super) struct Client {
     agent: Agent,
     endpoint: Url,
@@ -40,14 +40,14 @@ impl Client {
             .unversioned_rustls_crypto_provider(Arc::new(rustls::crypto::ring::default_provider()));
         let mut config = Config::builder();
         if is_loopback(&endpoint) {
-            // A proxy would lead to its own machine, and would be sent the token.
+            // A proxy would connect to its own loopback address, and would receive the token.
             config = config.proxy(None);
         }
         let config = config
             .tls_config(tls.build())
             .https_only(endpoint.scheme() == "https")
             .http_status_as_error(false)
-            // They are followed here.
+            // Redirects are followed in this module.
             .max_redirects(0)
             .max_redirects_will_error(false)
             .user_agent(concat!("tidegate/", env!("CARGO_PKG_VERSION")))
@@ -64,16 +64,16 @@ impl Client {
         &self.endpoint
     }
 
-    /// Where the hub describes a revision of a model, with the names of its files' contents.
+    /// Returns the URL at which the hub describes a revision of a model, with the digests of its files.
     pub(super) fn info_url(&self, name: &HubName) -> Url {
         let mut url = self.url(&["api/models", name.model(), "revision"]);
-        // Its slashes are not those of a path.
+        // Slashes in the revision are not path separators.
         push(&mut url, [name.revision()]);
         url.set_query(Some("blobs=true"));
         url
     }
 
-    /// Where the hub has a file.
+    /// Returns the URL of a file.
     pub(super) fn file_url(&self, name: &HubName, commit: &Commit, file: &str) -> Url {
         self.url(&[name.model(), "resolve", commit.text(), file])
     }
@@ -84,7 +84,7 @@ impl Client {
         url
     }
 
-    /// A JSON object of at most `most` bytes.
+    /// Fetches a JSON object of at most `most` bytes.
     pub(super) fn json<T: DeserializeOwned>(&self, url: &Url, most: u64, tries: &mut Tries) -> Result<T, HubError> {
         let bytes = self.bytes(url, None, most + 1, tries)?;
         let wrong = |reason: String| HubError::Answer { url: public(url), reason };
@@ -94,7 +94,7 @@ impl Client {
         serde_json::from_slice(&bytes).map_err(|error| wrong(format!("it is not a hub's JSON: {error}")))
     }
 
-    /// The first bytes of a file, at most `most`.
+    /// Fetches the first bytes of a file, at most `most`.
     pub(super) fn head(&self, url: &Url, most: u64) -> Result<Vec<u8>, HubError> {
         self.bytes(url, Some(Range { first: 0, last: Some(most.saturating_sub(1)) }), most, &mut self.tries())
     }
@@ -113,7 +113,7 @@ impl Client {
         }
     }
 
-    /// Asks once, and follows redirects. The answer has status 200, or 206 or 416 if a range is asked for.
+    /// Sends one request, and follows redirects. The response has status 200, or 206 or 416 if a range was requested.
     pub(super) fn get(&self, asked: &Url, range: Option<Range>) -> Result<Response<Body>, HubError> {
         self.get_within(asked, range, None)
     }
@@ -127,7 +127,7 @@ impl Client {
         let mut url = asked.clone();
         for _ in 0..=MOST_REDIRECTS {
             let request = self.agent.get(url.as_str()).config().timeout_global(limit).build();
-            // The length of what arrives is the file's.
+            // Without compression, the received length is the file's.
             let mut request = request.header("accept-encoding", "identity");
             if let Some(Token(token)) = self.token_for(&url) {
                 request = request.header("authorization", format!("Bearer {token}"));
@@ -149,7 +149,7 @@ impl Client {
         Err(HubError::Answer { url: public(asked), reason: format!("it redirects more than {MOST_REDIRECTS} times") })
     }
 
-    /// The token, if an address is the hub's own: the same scheme, host and port.
+    /// Returns the token, if the URL has the hub's origin: the same scheme, host and port.
     fn token_for(&self, url: &Url) -> Option<&Token> {
         self.token.as_ref().filter(|_| url.origin() == self.endpoint.origin())
     }
@@ -181,22 +181,22 @@ impl Client {
         HubError::Status { status, url: public(url), advice: advice.into() }
     }
 
-    /// As many tries as the settings have.
+    /// Returns as many tries as the settings allow.
     pub(super) fn tries(&self) -> Tries {
         Tries { pauses: self.patience.pauses, next: 0 }
     }
 
-    /// One try.
+    /// Returns a single try.
     pub(super) fn once() -> Tries {
         Tries { pauses: &[], next: 0 }
     }
 }
 
-/// Bytes of a file.
+/// A range of bytes of a file.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Range {
     pub(super) first: u64,
-    /// To the end, if there is none.
+    /// The last byte; `None` means up to the end.
     pub(super) last: Option<u64>,
 }
 
@@ -206,7 +206,7 @@ impl Range {
     }
 }
 
-/// Pauses between tries.
+/// The pauses between tries.
 #[derive(Debug)]
 pub(super) struct Tries {
     pauses: &'static [Duration],
@@ -214,7 +214,7 @@ pub(super) struct Tries {
 }
 
 impl Tries {
-    /// Waits before the next try, or returns the error if another try is useless or was the last.
+    /// Waits before the next try. Returns the error if another try would be useless, or if there are no more.
     pub(super) fn pause(&mut self, error: HubError) -> Result<(), HubError> {
         let HubError::Unreachable { again: Some(asked), .. } = &error else { return Err(error) };
         let Some(pause) = self.pauses.get(self.next) else { return Err(error) };
@@ -225,32 +225,32 @@ impl Tries {
         Ok(())
     }
 
-    /// Begins again, because the last try got further.
+    /// Restores all tries, because the last one made progress.
     pub(super) fn renew(&mut self) {
         self.next = 0;
     }
 }
 
 fn push<'a>(url: &mut Url, parts: impl IntoIterator<Item = &'a str>) {
-    // Only addresses that cannot be a hub's have no path.
+    // Only URLs that cannot be a hub's have no path.
     if let Ok(mut path) = url.path_segments_mut() {
         path.pop_if_empty().extend(parts);
     }
 }
 
-/// A header, or an empty text.
+/// Returns a header's value, or an empty text.
 pub(super) fn header<'a>(headers: &'a HeaderMap, name: &str) -> &'a str {
     headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
 }
 
-/// A connection that failed, which another try may mend.
+/// Returns the error for a failed connection, which another try may fix.
 pub(super) fn unreachable(url: &Url, reason: String) -> HubError {
     HubError::Unreachable { url: public(url), reason, again: Some(Duration::ZERO) }
 }
 
 fn failed(url: &Url, error: &ureq::Error) -> HubError {
     let (reason, lasting) = match error {
-        // A certificate stays what it is.
+        // An invalid certificate will not change.
         ureq::Error::Io(error) => (error.to_string(), error.kind() == ErrorKind::InvalidData),
         ureq::Error::HostNotFound => ("the host is unknown".into(), false),
         ureq::Error::Timeout(_) | ureq::Error::ConnectionFailed | ureq::Error::Protocol(_) => {
@@ -312,12 +312,12 @@ mod tests {
         }
     }
 
-    /// One more try, at once.
+    /// Allows one immediate retry.
     fn short() -> Patience {
         Patience { connect: Duration::from_secs(10), pauses: &[Duration::ZERO], ..Patience::default() }
     }
 
-    /// A client that waits so long, of a server that sends this and then nothing.
+    /// Returns a client with this patience, and the URL of a server that sends `sent` and then nothing.
     fn stalling(sent: &'static str, patience: Duration) -> (Client, Url) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = format!("http://{}", listener.local_addr().unwrap());

@@ -1,4 +1,5 @@
-//! The download of one file: continued where it was cut off, and kept only if its digest is the one that the hub lists.
+//! Downloads a file. An interrupted download is resumed, and the file is kept only if its digest is the one that the
+//! hub lists.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
@@ -19,15 +20,16 @@ use super::name::BlobId;
 use super::progress::Progress;
 use super::shared::{create_new, create_parent, open_or_create};
 
-/// Bytes that are read at once.
+/// Number of bytes read at once.
 const PIECE: usize = 1 << 18;
-/// Bytes after which the tries are counted anew: a server that sends a few in each answer is given up.
+/// Number of new bytes after which all tries are restored. So a server that sends only a few bytes per response is
+/// given up on.
 const PROGRESS: u64 = 1 << 20;
 
-/// A file of a model.
+/// A file to download.
 #[derive(Clone, Debug)]
 pub(super) struct Wanted {
-    /// The model.
+    /// The name of the model.
     pub(super) model: String,
     /// The file's path in the repository.
     pub(super) file: String,
@@ -36,13 +38,13 @@ pub(super) struct Wanted {
     pub(super) size: u64,
 }
 
-/// Downloads the contents of a file into the cache, unless they are there.
+/// Downloads the contents of a file into the cache, unless they are already there.
 pub(super) fn download(client: &Client, repo: &Repo, wanted: &Wanted, progress: &mut Progress) -> Result<(), HubError> {
     if repo.has_blob(&wanted.id, wanted.size) {
         return Ok(());
     }
     let _locked = repo.lock(&wanted.id)?;
-    // Another process may have done it in the meantime.
+    // Another process may have downloaded it in the meantime.
     if repo.has_blob(&wanted.id, wanted.size) {
         return Ok(());
     }
@@ -54,7 +56,7 @@ pub(super) fn download(client: &Client, repo: &Repo, wanted: &Wanted, progress: 
     loop {
         fill(client, wanted, &mut partial, progress)?;
         match partial.finish(wanted, &repo.blob(&wanted.id)) {
-            // The wrong bytes may be those of an earlier download.
+            // The wrong bytes may come from an earlier download.
             Err(error @ HubError::Digest { .. }) if partial.resumed => {
                 warn!("downloading {} once more from its beginning: {error}", wanted.file);
                 partial.restart()?;
@@ -65,7 +67,7 @@ pub(super) fn download(client: &Client, repo: &Repo, wanted: &Wanted, progress: 
     }
 }
 
-/// Fetches what is missing, with as many tries as it takes while there is progress.
+/// Fetches the missing bytes, retrying as often as necessary while there is progress.
 fn fill(client: &Client, wanted: &Wanted, partial: &mut Partial, progress: &mut Progress) -> Result<(), HubError> {
     let (mut tries, mut reached) = (client.tries(), partial.length);
     while partial.length < wanted.size {
@@ -80,7 +82,7 @@ fn fill(client: &Client, wanted: &Wanted, partial: &mut Partial, progress: &mut 
     Ok(())
 }
 
-/// Bytes of a file that a download still has to fetch.
+/// Returns the number of bytes of a file that still have to be downloaded.
 pub(super) fn missing(repo: &Repo, wanted: &Wanted) -> u64 {
     if repo.has_blob(&wanted.id, wanted.size) {
         return 0;
@@ -89,7 +91,7 @@ pub(super) fn missing(repo: &Repo, wanted: &Wanted) -> u64 {
     wanted.size.saturating_sub(if there > wanted.size { 0 } else { there })
 }
 
-/// Asks for what is missing, and appends what arrives.
+/// Requests the missing bytes, and appends what arrives.
 fn receive(client: &Client, wanted: &Wanted, partial: &mut Partial, progress: &mut Progress) -> Result<(), HubError> {
     let Wanted { url, size, .. } = wanted;
     let range = (partial.length > 0).then_some(Range { first: partial.length, last: None });
@@ -99,7 +101,7 @@ fn receive(client: &Client, wanted: &Wanted, partial: &mut Partial, progress: &m
         response.status() == 206 && header(response.headers(), "content-range") == expected
     };
     if partial.length > 0 && !continues() {
-        // The whole file, or another part of it.
+        // The server sends the whole file, or another part of it.
         partial.restart()?;
         progress.start(&wanted.file, 0);
         if response.status() != 200 {
@@ -134,20 +136,21 @@ fn receive(client: &Client, wanted: &Wanted, partial: &mut Partial, progress: &m
     Ok(())
 }
 
-/// The beginning of a file.
+/// A partly downloaded file.
 ///
-/// Where the file system's locks do not work, another process may have it open too. So bytes that are there are never changed
-/// in place, but deleted, and the digest is that of the file, not of the bytes that this process has received.
+/// If the file system's locks do not work, another process may have the file open too. So existing bytes are never
+/// changed in place, only deleted, and the digest is computed from the file, not from the bytes that this process
+/// received.
 struct Partial {
     path: PathBuf,
     file: File,
     length: u64,
-    /// Whether some of it is from an earlier download.
+    /// Whether some of its bytes are from an earlier download.
     resumed: bool,
 }
 
 impl Partial {
-    /// Opens what an earlier download has left.
+    /// Opens the file that an earlier download left, or creates it.
     fn open(path: PathBuf) -> Result<Self, HubError> {
         create_parent(&path)?;
         let mut file = open_or_create(&path).map_err(HubError::at(&path))?;
@@ -161,7 +164,7 @@ impl Partial {
         Ok(())
     }
 
-    /// Throws away what is there.
+    /// Discards the bytes and starts a new file.
     fn restart(&mut self) -> Result<(), HubError> {
         self.remove()?;
         self.file = create_new(&self.path).map_err(HubError::at(&self.path))?;
@@ -176,11 +179,11 @@ impl Partial {
         }
     }
 
-    /// Checks the digest, and gives the file its name.
+    /// Checks the digest, and renames the file to `path`.
     fn finish(&mut self, wanted: &Wanted, path: &Path) -> Result<(), HubError> {
         let Wanted { model, file, id, size, .. } = wanted;
         self.file.sync_all().map_err(HubError::at(&self.path))?;
-        // Opened again: what another machine has written to a file of a network shows only then.
+        // Open the file again: on a network share, bytes that another machine has written only show then.
         let mut written = File::open(&self.path).map_err(HubError::at(&self.path))?;
         if !is_same(&written, &self.file).map_err(HubError::at(&self.path))? {
             let text =
@@ -198,13 +201,13 @@ impl Partial {
     }
 }
 
-/// Whether two open files are one.
+/// Returns whether two open files are the same file.
 fn is_same(one: &File, other: &File) -> io::Result<bool> {
     let (one, other) = (one.metadata()?, other.metadata()?);
     Ok((one.dev(), one.ino()) == (other.dev(), other.ino()))
 }
 
-/// The digest of which contents have their name.
+/// Computes the digest that names the contents.
 enum Hasher {
     Git(Sha1),
     Sha256(Sha256),
@@ -213,7 +216,7 @@ enum Hasher {
 impl Hasher {
     fn new(id: &BlobId, size: u64) -> Self {
         match id {
-            // Git's digest begins with the length.
+            // Git's digest starts with the length.
             BlobId::Git(_) => Self::Git(Sha1::new().chain_update(format!("blob {size}\0"))),
             BlobId::Sha256(_) => Self::Sha256(Sha256::new()),
         }
@@ -251,7 +254,8 @@ mod tests {
     use super::*;
     use crate::hub::settings::{Patience, Settings};
 
-    /// Downloads a file of zeros from a server that sends so many bytes in each answer, to a client that tries it three times.
+    /// Downloads a file of zeros from a server that sends `step` bytes in each response, with a client that tries three
+    /// times.
     fn in_pieces(step: usize, size: usize) -> HubError {
         const PAUSES: [Duration; 2] = [Duration::ZERO; 2];
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -266,7 +270,7 @@ mod tests {
                 let (status, first) = (if first.is_some() { 206 } else { 200 }, first.unwrap_or_default());
                 let (last, length) = (size - 1, size - first);
                 let range = format!("content-range: bytes {first}-{last}/{size}\r\ncontent-length: {length}");
-                // The client may have seen enough.
+                // The client may have closed the connection.
                 let _ = write!(socket, "HTTP/1.1 {status} x\r\n{range}\r\nconnection: close\r\n\r\n");
                 let _ = socket.write_all(&vec![0; step.min(length)]);
             }
@@ -291,7 +295,7 @@ mod tests {
     fn tries_are_counted_anew_after_a_mebibyte() {
         let error = in_pieces(1, 100).to_string();
         assert!(error.contains("after 3 of 100 bytes"), "{error}");
-        // Of zeros, the digest is another one.
+        // The digest of the zeros is another one.
         let error = in_pieces(1 << 20, 5 << 20);
         assert!(matches!(error, HubError::Digest { .. }), "{error}");
     }

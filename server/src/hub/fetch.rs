@@ -1,4 +1,4 @@
-//! Puts a model of a hub together in the cache.
+//! Assembles a model of a hub in the cache.
 
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
@@ -18,23 +18,23 @@ use super::progress::Progress;
 use super::settings::Settings;
 use super::vocabulary::Vocabulary;
 
-/// Bytes of a GGUF file that say what it is.
+/// Number of bytes of a GGUF file that show what it contains.
 const HEAD: u64 = 4096;
-/// Bytes of another file that do: they have the names of the first tensors.
+/// Number of bytes of other files that do: they contain the names of the first tensors.
 const NATIVE_HEAD: u64 = 1 << 16;
 
 /// A model in the cache.
 #[derive(Debug)]
 pub(crate) struct Fetched {
-    /// The folder or the file.
+    /// The model's folder or file.
     pub(crate) path: PathBuf,
-    /// RWKV's vocabulary file, for a file that is a model without one.
+    /// RWKV's vocabulary file, if the model is a file without one.
     pub(crate) vocabulary: Option<PathBuf>,
 }
 
-/// A model in the cache. What is missing is downloaded first: the newest commit of a branch or tag, unless there is no network.
-/// RWKV's vocabulary, if the model needs one and its repository has none, is that of `elsewhere`; without this, only the weights
-/// are wanted.
+/// Returns a model in the cache, after downloading what is missing. For a branch or tag, this is the newest commit,
+/// unless there is no network. If the model needs RWKV's vocabulary and its repository has none, it is taken from
+/// `elsewhere`; if that is `None`, only the weights are wanted.
 pub(crate) fn fetch(name: &HubName, elsewhere: Option<&Vocabulary>, settings: &Settings) -> Result<Fetched, HubError> {
     let repo = Repo::new(&settings.cache, name.model());
     let path = model(name, &repo, elsewhere, settings)?;
@@ -45,7 +45,7 @@ pub(crate) fn fetch(name: &HubName, elsewhere: Option<&Vocabulary>, settings: &S
     Ok(Fetched { path, vocabulary: Some(vocabulary) })
 }
 
-/// The vocabulary that the repository has for the file `model` of a snapshot.
+/// Returns the vocabulary that the repository has for `model`, a file in one of its snapshots.
 fn own_vocabulary(repo: &Repo, model: &Path) -> Option<PathBuf> {
     let snapshots = repo.folder().join("snapshots");
     let snapshot = model.ancestors().find(|folder| folder.parent() == Some(&snapshots))?;
@@ -53,7 +53,7 @@ fn own_vocabulary(repo: &Repo, model: &Path) -> Option<PathBuf> {
     vocabulary_of(&files(snapshot), file).map(|own| snapshot.join(own))
 }
 
-/// The folder or the file of a model.
+/// Returns the folder or file of a model.
 fn model(
     name: &HubName,
     repo: &Repo,
@@ -80,7 +80,7 @@ fn model(
                 newest(&Listed { name, client: &client, repo, listing: &listing }, elsewhere, settings)
             });
             match (fetched, cached) {
-                // What is in the cache can be served all the same.
+                // The model in the cache can be served anyway.
                 (Err(error), Ok(cached)) if error.is_passing() => Ok(cached.used(name, &error)),
                 (fetched, _) => fetched,
             }
@@ -88,21 +88,22 @@ fn model(
     }
 }
 
-/// What the cache has of a model.
+/// A model that the cache has.
 struct Cached {
     path: PathBuf,
-    /// Whether it is just the only file that was downloaded, and the hub's repository may have others that are meant.
+    /// Whether this is only the one file that was downloaded, while the hub's repository may have others that are
+    /// meant.
     guess: bool,
 }
 
 impl Cached {
-    /// Everything that a model needs, if it is in the snapshot.
+    /// Finds everything that a model needs in a snapshot.
     fn of(snapshot: &Path, name: &HubName) -> Result<Self, String> {
         let path = complete(snapshot, name.file.as_deref())?;
         Ok(Self { guess: name.file.is_none() && path != snapshot, path })
     }
 
-    /// The path, with a warning.
+    /// Returns the path, and logs a warning.
     fn used(self, name: &HubName, reason: &dyn Display) -> PathBuf {
         if self.guess {
             warn!(
@@ -116,7 +117,7 @@ impl Cached {
     }
 }
 
-/// Downloads what is missing of the newest commit, which the cache then notes.
+/// Downloads what is missing of the newest commit, and then records that commit in the cache.
 fn newest(listed: &Listed, elsewhere: Option<&Vocabulary>, settings: &Settings) -> Result<PathBuf, HubError> {
     let Listed { name, repo, listing, .. } = listed;
     let kind = listing.model_type.as_deref().filter(|_| name.file.is_none());
@@ -140,21 +141,21 @@ fn newest(listed: &Listed, elsewhere: Option<&Vocabulary>, settings: &Settings) 
     Ok(path)
 }
 
-/// The commit that the cache notes, if the download of one file of a newer one would hide its folder: without a network, the
-/// file would then be all that there is of the model.
+/// Returns the recorded commit if its folder is complete and recording a newer commit, of which only one file was
+/// downloaded, would hide it: without a network, only that file of the model would then be found.
 fn folder_of_another_commit(name: &HubName, repo: &Repo, listing: &Listing) -> Option<Commit> {
     let noted = repo.commit(name.revision()).filter(|noted| name.file.is_some() && *noted != listing.commit)?;
     let snapshot = repo.snapshot(&noted);
     complete(&snapshot, None).is_ok_and(|path| path == snapshot).then_some(noted)
 }
 
-/// The folder or the file of a model, if everything that it needs is in its snapshot.
+/// Returns the folder or file of a model, if its snapshot has everything that the model needs.
 ///
-/// Weights are downloaded last: where they are, the optional files are too.
+/// Weights are downloaded last: if they are there, the optional files are too.
 pub(super) fn complete(snapshot: &Path, wanted: Option<&str>) -> Result<PathBuf, String> {
     let there = files(snapshot);
     match choose(&there, wanted)? {
-        // What is there may be a folder whose weights are missing, beside a file that was downloaded by its name.
+        // This may be a folder whose weights are missing, with a file beside it that was downloaded by its name.
         Choice::File(file) if wanted.is_none() && there.iter().any(|file| file == CONFIG) => {
             Err(format!("there are no weights beside {CONFIG}; name the file if {file} is meant"))
         }
@@ -170,7 +171,7 @@ pub(super) fn complete(snapshot: &Path, wanted: Option<&str>) -> Result<PathBuf,
     }
 }
 
-/// Why a model of a snapshot cannot be served, in one line that does not repeat where the cache has it.
+/// Returns why a model in a snapshot cannot be served, in one line and without its path in the cache.
 pub(super) fn reason(error: &OpenError, path: &Path) -> String {
     let (text, path) = (error.to_string(), path.display().to_string());
     let text =
@@ -178,7 +179,7 @@ pub(super) fn reason(error: &OpenError, path: &Path) -> String {
     text.lines().collect::<Vec<_>>().join(" ")
 }
 
-/// Downloads a file that is a model, if its beginning says that it can be served.
+/// Downloads a file that holds a whole model, if its first bytes show that it can be served.
 fn file(listed: &Listed, file: &str, elsewhere: Option<&Vocabulary>, settings: &Settings) -> Result<PathBuf, HubError> {
     let wanted = listed.wanted(file, None)?;
     if !listed.has(&wanted) {
@@ -193,7 +194,7 @@ fn file(listed: &Listed, file: &str, elsewhere: Option<&Vocabulary>, settings: &
         }
     }
     if !is_gguf(file) {
-        // The vocabulary first: without it, the weights are of no use.
+        // Fetch the vocabulary first: without it, the weights are useless.
         match (vocabulary_of(&listed.names(), file), elsewhere) {
             (Some(own), _) => listed.bring(&[listed.wanted(own, Some(MOST_TEXT))?], Progress::hidden)?,
             (None, Some(elsewhere)) => drop(elsewhere.find(&listed.name.to_string(), settings)?),
@@ -204,7 +205,8 @@ fn file(listed: &Listed, file: &str, elsewhere: Option<&Vocabulary>, settings: &
     Ok(listed.repo.snapshot(&listed.listing.commit).join(file))
 }
 
-/// Downloads a checkpoint folder: `config.json` first, which says whether it can be served, and the weights last.
+/// Downloads a checkpoint folder. `config.json` comes first, because it shows whether the model can be served; the
+/// weights come last.
 fn folder(listed: &Listed, texts: &[String], weights: Weights) -> Result<PathBuf, HubError> {
     let snapshot = listed.repo.snapshot(&listed.listing.commit);
     let mut wanted = texts.iter().map(|file| listed.wanted(file, Some(MOST_TEXT))).collect::<Result<Vec<_>, _>>()?;
@@ -220,7 +222,8 @@ fn folder(listed: &Listed, texts: &[String], weights: Weights) -> Result<PathBuf
         Weights::Listed => shards(&snapshot.join(INDEX)).map_err(|error| listed.refused(error.to_string()))?,
     };
     let weights = parts.iter().map(|part| listed.wanted(part, None)).collect::<Result<Vec<_>, _>>()?;
-    // Other texts may refuse the model too. They take a while to read, so not where there is nothing to download.
+    // Other text files may rule the model out as well. Reading them takes a while, so skip it if there is nothing to
+    // download.
     if !weights.iter().all(|part| listed.has(part)) {
         checkpoint::check_text(&snapshot).map_err(|error| listed.refused(reason(&error, &snapshot)))?;
     }

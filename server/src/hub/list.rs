@@ -1,4 +1,4 @@
-//! The models in the cache, with their sizes and whether they can be served.
+//! Lists the models in the cache, with their sizes and whether they can be served.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,26 +16,26 @@ use super::name::Commit;
 use super::progress::size;
 use super::settings::Settings;
 
-/// Digits of a commit that a table shows.
+/// Number of digits of a commit that a table shows.
 const SHORT: usize = 12;
 
 /// A model in the cache.
 #[derive(Debug, Serialize)]
 struct Row {
-    /// As `--model` takes it, without the revision.
+    /// The name that `--model` takes, without the revision.
     name: String,
-    /// Branches and tags.
+    /// The branches and tags of its commit.
     revisions: Vec<String>,
     commit: String,
-    /// Bytes.
+    /// Size in bytes.
     size: u64,
     served: bool,
-    /// Why it cannot be served.
+    /// Why the model cannot be served.
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<String>,
 }
 
-/// Prints the models of the cache: a table, or one JSON object per line.
+/// Prints the models in the cache: a table, or one JSON object per line.
 pub(crate) fn print_models(settings: &Settings, json: bool, out: &mut impl Write) -> anyhow::Result<()> {
     let rows = rows(&settings.cache)?;
     if json {
@@ -89,7 +89,7 @@ fn rows(cache: &Path) -> Result<Vec<Row>, HubError> {
     Ok(rows)
 }
 
-/// The models of a snapshot, with their sizes: its folder, and each file that is a whole model.
+/// Returns the models of a snapshot with their sizes: its folder, or else each file that holds a whole model.
 fn models(snapshot: &Path, name: &str) -> Vec<(String, u64, Result<(), String>)> {
     let there = files(snapshot);
     let bytes = |file: &str| fs::metadata(snapshot.join(file)).map_or(0, |about| about.len());

@@ -1,4 +1,4 @@
-//! The files of a revision of a model: which of them the cache has, and the download of others.
+//! The files of a model's revision: which of them the cache has, and downloading the others.
 
 use tracing::warn;
 
@@ -10,7 +10,7 @@ use super::listing::{Contents, Listing};
 use super::name::HubName;
 use super::progress::{Progress, size};
 
-/// Most bytes of a file that is not weights.
+/// Maximum size in bytes of a file other than the weights.
 pub(super) const MOST_TEXT: u64 = 256 << 20;
 
 /// A revision of a model, as the hub lists it.
@@ -22,7 +22,7 @@ pub(super) struct Listed<'a> {
 }
 
 impl Listed<'_> {
-    /// Its files.
+    /// Returns the names of its files.
     pub(super) fn names(&self) -> Vec<String> {
         self.listing.files.keys().cloned().collect()
     }
@@ -31,7 +31,7 @@ impl Listed<'_> {
         HubError::Refused { model: self.name.to_string(), reason }
     }
 
-    /// A file of the listing, with at most so many bytes.
+    /// Returns a file of the listing; fails if it is larger than `most` bytes.
     pub(super) fn wanted(&self, file: &str, most: Option<u64>) -> Result<Wanted, HubError> {
         let Some(Contents { id, size }) = self.listing.files.get(file).cloned() else {
             return Err(self.refused(format!("{file} is missing")));
@@ -47,7 +47,7 @@ impl Listed<'_> {
         self.repo.has(&self.listing.commit, &wanted.file, wanted.size)
     }
 
-    /// Downloads the files that are not there.
+    /// Downloads the files that are missing.
     pub(super) fn bring(
         &self,
         wanted: &[Wanted],
@@ -55,7 +55,7 @@ impl Listed<'_> {
     ) -> Result<(), HubError> {
         let Self { name, client, repo, listing } = self;
         let wanted: Vec<&Wanted> = wanted.iter().filter(|wanted| !self.has(wanted)).collect();
-        // A listing has few enough files, and they are small enough, for sums of 64 bits.
+        // These sums cannot overflow 64 bits, because the listing bounds the number and size of files.
         let total = wanted.iter().map(|wanted| wanted.size).sum();
         let missing = wanted.iter().map(|wanted| missing(repo, wanted)).sum();
         if let Some(free) = repo.free().filter(|free| *free < missing) {
@@ -75,11 +75,11 @@ impl Listed<'_> {
         Ok(())
     }
 
-    /// Lets the cache note the commit of the branch or tag.
+    /// Records the commit of the branch or tag in the cache.
     pub(super) fn note_commit(&self) {
         let Self { name, repo, listing, .. } = self;
         if let Err(error) = repo.set_commit(name.revision(), &listing.commit) {
-            // A cache that cannot be written to is used all the same.
+            // A cache that cannot be written to is still used.
             warn!("the cache does not note the commit of {name}: {error}");
         }
     }

@@ -1,4 +1,4 @@
-//! What a hub answers about a revision of a model: its commit and its files.
+//! The hub's description of a model's revision: its commit and its files.
 
 use std::collections::BTreeMap;
 
@@ -10,11 +10,11 @@ use super::client::{Client, Tries};
 use super::error::HubError;
 use super::name::{BlobId, Commit, HubName, is_file, shown};
 
-/// Most bytes of the answer.
+/// Maximum size of the answer in bytes.
 const MOST_BYTES: u64 = 32 << 20;
-/// Most files of a model.
+/// Maximum number of files of a model.
 const MOST_FILES: usize = 10_000;
-/// Most bytes of a file: more than any disk has.
+/// Maximum size of a file in bytes: more than any disk has.
 const MOST_SIZE: u64 = 1 << 50;
 
 /// A revision of a model.
@@ -22,7 +22,7 @@ const MOST_SIZE: u64 = 1 << 50;
 pub(super) struct Listing {
     pub(super) commit: Commit,
     pub(super) files: BTreeMap<String, Contents>,
-    /// The `model_type` that the hub knows, also of models whose files it does not give to everybody.
+    /// The `model_type` that the hub reports, even for models whose files are not public.
     pub(super) model_type: Option<String>,
 }
 
@@ -33,7 +33,7 @@ pub(super) struct Contents {
     pub(super) size: u64,
 }
 
-// The hub's JSON.
+// The hub's JSON format.
 
 #[derive(Deserialize)]
 struct Wire {
@@ -59,7 +59,7 @@ struct WireLfs {
 }
 
 impl Listing {
-    /// Asks the hub.
+    /// Requests the listing from the hub.
     pub(super) fn ask(client: &Client, name: &HubName, tries: &mut Tries) -> Result<Self, HubError> {
         let url = client.info_url(name);
         let wire: Wire = client.json(&url, MOST_BYTES, tries)?;
@@ -81,7 +81,7 @@ impl Listing {
         let mut files = BTreeMap::new();
         for WireFile { rfilename, size, blob_id, lfs } in wire.siblings {
             if !is_file(&rfilename) {
-                // It is not downloaded under any name. Models that do not need it are not refused for it.
+                // The file is not downloaded under any name. A model that does not need it is still accepted.
                 debug!(
                     "a file of the listing is left out, because its name may lead elsewhere: {:?}",
                     shown(&rfilename)

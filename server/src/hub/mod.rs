@@ -1,9 +1,10 @@
-//! Models of a hub: their names, the cache that Python's `huggingface_hub` has too, and downloads.
+//! Models of a hub: their names, the cache that is shared with Python's `huggingface_hub`, and downloads.
 //!
-//! `name` says what may become part of a path, `settings` reads the environment, `cache` knows the folders, `shared` creates what
-//! is in them, `address` decides where a redirect may lead, `client` asks the hub, `listing` reads what it answers, `choose` picks a
-//! model's files, `download` fetches one, `listed` the missing ones of a revision, `vocabulary` finds RWKV's vocabulary for files
-//! without one, `fetch` puts a model together, and `list` describes what the cache has.
+//! `name` says what may become part of a path, `settings` reads the environment, `cache` knows the folders, `shared`
+//! creates files and folders in them, `address` decides where a redirect may lead, `client` sends requests to the hub,
+//! `listing` reads the answers, `choose` picks a model's files, `download` fetches one file, `listed` fetches the
+//! missing files of a revision, `vocabulary` finds RWKV's vocabulary for files without one, `fetch` assembles a model,
+//! and `list` lists the cached models.
 
 mod address;
 mod cache;

@@ -1,54 +1,54 @@
-//! The name of a model on a hub, as people type it, and the texts of a hub that become parts of paths: nothing else does.
+//! The name of a model on a hub, as users type it, and validation of all texts from a hub that become parts of paths.
 
 use std::fmt::{self, Display};
 use std::io::ErrorKind;
 use std::path::Path;
 use std::str::FromStr;
 
-/// Most bytes of a name of a model.
+/// Maximum length of a model's name in bytes.
 const MOST_NAME: usize = 96;
-/// Most bytes of a revision, or of a file's path.
+/// Maximum length of a revision or of a file's path in bytes.
 const MOST_PATH: usize = 512;
-/// Most bytes of one part of a path, as file systems have it.
+/// Maximum length of one path component in bytes, as in file systems.
 const MOST_PART: usize = 255;
 
-/// The revision that is meant if none is named.
+/// The default revision.
 const MAIN: &str = "main";
 
-/// `ORG/NAME[@REVISION][:FILE]`.
+/// The parsed form of `ORG/NAME[@REVISION][:FILE]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct HubName {
     /// `ORG/NAME`.
     pub(super) repo: String,
-    /// A branch, a tag or a commit, if one is named.
+    /// The branch, tag or commit, if one is named.
     pub(super) revision: Option<String>,
-    /// A file of the model's repository, if one is named.
+    /// The file in the model's repository, if one is named.
     pub(super) file: Option<String>,
 }
 
 impl HubName {
-    /// What a path that does not exist means if it is written like a name on a hub.
+    /// Parses a path that does not exist but is written like a name on a hub.
     ///
-    /// A path into a folder that exists is a path: a typing error in it is not sent to anybody.
+    /// A path into an existing folder is a path: a typing error in it is not sent to anybody.
     pub(crate) fn of(path: &Path) -> Option<Self> {
         let name: Self = path.to_str()?.parse().ok()?;
         let folder = Path::new(name.repo.split('/').next()?);
-        // A link to nothing and a folder that may not be read are there.
+        // A dangling link and an unreadable folder exist.
         let is_missing = |path: &Path| path.symlink_metadata().is_err_and(|error| error.kind() == ErrorKind::NotFound);
         (is_missing(path) && is_missing(folder)).then_some(name)
     }
 
-    /// `ORG/NAME`, by which the API knows the model.
+    /// Returns `ORG/NAME`, the model's name in the API.
     pub(crate) fn model(&self) -> &str {
         &self.repo
     }
 
-    /// The revision, or the default one.
+    /// Returns the revision, or the default one.
     pub(super) fn revision(&self) -> &str {
         self.revision.as_deref().unwrap_or(MAIN)
     }
 
-    /// The commit, if the revision is one, which never changes.
+    /// Returns the commit, if the revision is one. A commit never changes.
     pub(super) fn commit(&self) -> Option<Commit> {
         Commit::new(self.revision()).ok()
     }
@@ -93,8 +93,8 @@ impl Display for HubName {
     }
 }
 
-/// Whether a text is `ORG/NAME` by the rules of the hub. Without `--`, it can be a folder of the cache, where `--` stands for
-/// the slash.
+/// Returns whether a text is `ORG/NAME` by the rules of the hub. It must not contain `--`, which stands for the slash
+/// in the names of the cache's folders.
 pub(super) fn is_repo(text: &str) -> bool {
     let part = |part: &str| {
         let known = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
@@ -108,23 +108,23 @@ pub(super) fn is_repo(text: &str) -> bool {
         && text.split_once('/').is_some_and(|(organization, name)| part(organization) && part(name))
 }
 
-/// Whether a text can be the name of a branch or a tag, or a commit.
+/// Returns whether a text can be the name of a branch or tag, or a commit.
 fn is_revision(text: &str) -> bool {
     is_file(text) && !text.contains("..") && !text.contains(['~', '^', ':', '?', '*', '[', ' ', '@'])
 }
 
-/// Whether a text can be the path of a file within a folder, and within it alone.
+/// Returns whether a text can be the path of a file within a folder, without leading out of it.
 pub(super) fn is_file(text: &str) -> bool {
     let part = |part: &str| !["", ".", ".."].contains(&part) && part.len() <= MOST_PART;
     text.len() <= MOST_PATH && text.split('/').all(part) && !text.contains(|c: char| c == '\\' || c.is_control())
 }
 
-/// A text of somebody else, in an error.
+/// Prepares a text from elsewhere for an error message.
 pub(super) fn shown(text: &str) -> String {
     text.chars().take(80).collect::<String>().escape_debug().to_string()
 }
 
-/// A commit: 40 hexadecimal digits.
+/// A commit id: 40 hexadecimal digits.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Commit(String);
 
@@ -139,7 +139,7 @@ impl Commit {
     }
 }
 
-/// The name of a file's contents, which is their digest: the SHA-256 of a large file, or git's name of a small one, which is a SHA-1.
+/// The digest that names a file's contents: SHA-256 for a large file, or git's blob id, a SHA-1, for a small one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum BlobId {
     Git(String),

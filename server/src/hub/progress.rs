@@ -1,4 +1,4 @@
-//! How far a download is: a bar on a terminal, lines in the log otherwise.
+//! Shows the progress of a download: a bar on a terminal, otherwise lines in the log.
 
 use std::io::{IsTerminal, stderr};
 use std::time::{Duration, Instant};
@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressStyle};
 use tracing::info;
 
-/// Time between lines in the log.
+/// Time between two lines in the log.
 const INTERVAL: Duration = Duration::from_secs(10);
 
-/// The download of one model.
+/// The progress of one model's download.
 pub(super) struct Progress {
     model: String,
     bar: Option<ProgressBar>,
-    /// Bytes of all files, of those that are complete, and of the one that is downloaded.
+    /// Bytes of all files, of the complete ones, and of the file being downloaded.
     total: u64,
     complete: u64,
     current: u64,
@@ -21,7 +21,7 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    /// Begins the download of files with `total` bytes, of which `missing` are not there.
+    /// Starts the download of files with `total` bytes, of which `missing` are still to be fetched.
     pub(super) fn new(model: &str, total: u64, missing: u64) -> Self {
         let bar = (missing > 0 && stderr().is_terminal()).then(|| {
             let style = "{msg} {bar:24} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {eta}";
@@ -34,23 +34,23 @@ impl Progress {
         Self { model: model.into(), bar, total, complete: 0, current: 0, logged: Instant::now() }
     }
 
-    /// A download that is over at once.
+    /// Like [`Self::new`], but shows nothing: for downloads that take almost no time.
     pub(super) fn hidden(model: &str, total: u64, _: u64) -> Self {
         Self::new(model, total, 0)
     }
 
-    /// A file, of which `there` bytes are there.
+    /// Starts a file, of which the cache already has `there` bytes.
     pub(super) fn start(&mut self, file: &str, there: u64) {
         self.current = there;
         if let Some(bar) = &self.bar {
             bar.set_message(file.to_owned());
-            // The speed is that of what arrives.
+            // Only bytes that arrive now count for the speed.
             bar.set_position(self.complete + there);
             bar.reset_eta();
         }
     }
 
-    /// Bytes of the file have arrived.
+    /// Counts bytes of the file that have arrived.
     pub(super) fn add(&mut self, bytes: u64) {
         self.current += bytes;
         let there = self.complete + self.current;
@@ -64,7 +64,7 @@ impl Progress {
         }
     }
 
-    /// The file is complete.
+    /// Counts the file as complete.
     pub(super) fn end(&mut self, bytes: u64) {
         (self.complete, self.current) = (self.complete + bytes, 0);
     }
@@ -78,7 +78,7 @@ impl Drop for Progress {
     }
 }
 
-/// A number of bytes, as people read it.
+/// Formats a number of bytes for people.
 pub(super) fn size(bytes: u64) -> String {
     let units = [(1_u64 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
     match units.into_iter().find(|(unit, _)| bytes >= *unit) {

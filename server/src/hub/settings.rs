@@ -1,5 +1,5 @@
-//! What the environment says about the hub. The variables are those of Python's `huggingface_hub`, with its defaults, so that
-//! both use one cache and one token.
+//! The hub settings from the environment. The variables and defaults are those of Python's `huggingface_hub`, so that
+//! both use the same cache and token.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -9,20 +9,20 @@ use url::Url;
 
 use super::error::HubError;
 
-/// The hub that is asked if none is named.
+/// The default hub.
 const HUB: &str = "https://huggingface.co";
 
-/// Most bytes of a token.
+/// Maximum length of a token in bytes.
 const MOST_TOKEN: usize = 4096;
 
-/// The hub and the cache.
+/// The settings of the hub and the cache.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
-    /// The hub, or what is wrong with its variables, which matters only if it is asked.
+    /// The hub, or what is wrong with its variables, which matters only if the hub is used.
     pub(super) hub: Result<HubSettings, String>,
     /// The folder of the cache.
     pub(super) cache: PathBuf,
-    /// Whether the network is not used.
+    /// Whether the network must not be used.
     pub(super) offline: bool,
     pub(super) patience: Patience,
 }
@@ -30,12 +30,12 @@ pub(crate) struct Settings {
 /// The hub.
 #[derive(Clone, Debug)]
 pub(super) struct HubSettings {
-    /// Its address.
+    /// The hub's URL.
     pub(super) endpoint: Url,
     pub(super) token: Option<Token>,
 }
 
-/// A token, which no log shows.
+/// A token, which is never logged.
 #[derive(Clone)]
 pub(super) struct Token(pub(super) String);
 
@@ -45,18 +45,18 @@ impl std::fmt::Debug for Token {
     }
 }
 
-/// How long a server may take.
+/// How long a server may take to do something.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Patience {
-    /// To accept a connection, with TLS.
+    /// To accept a connection, including TLS.
     pub(super) connect: Duration,
-    /// To begin an answer.
+    /// To start its answer.
     pub(super) answer: Duration,
-    /// To send more of it.
+    /// To send more of its answer.
     pub(super) stall: Duration,
-    /// To send all of it, if it is no file.
+    /// To send its whole answer, if this is not a file.
     pub(super) whole: Duration,
-    /// Pauses before a request is tried again; there are as many tries as pauses after the first.
+    /// The pauses before further tries: after the first try, there is one try per pause.
     pub(super) pauses: &'static [Duration],
 }
 
@@ -80,7 +80,7 @@ impl Default for Patience {
 }
 
 impl Settings {
-    /// Reads the environment of this process.
+    /// Reads the environment variables of this process.
     pub(crate) fn read() -> Result<Self, HubError> {
         Self::from_variables(|name| std::env::var_os(name))
     }
@@ -107,7 +107,7 @@ impl Settings {
         let token = given.map(|token| token.trim().to_owned()).filter(|token| !token.is_empty()).or_else(|| {
             let file = path("HF_TOKEN_PATH").unwrap_or_else(|| home.join("token"));
             let token = std::fs::read_to_string(file).ok()?;
-            // A token of the file is sent unless this asks for the variable.
+            // This variable forbids sending the token from the file.
             (!is_on("HF_HUB_DISABLE_IMPLICIT_TOKEN")).then(|| token.trim().to_owned())
         });
         let token = token.filter(|token| !token.is_empty()).map(Token);
@@ -177,7 +177,7 @@ mod tests {
         assert_eq!(token(&[]), Ok(None));
         std::fs::write(folder.path().join("token"), "hf_file\n").unwrap();
         assert_eq!(token(&[]), Ok(Some("hf_file".into())));
-        // The cache's place has nothing to do with the token's.
+        // The location of the cache does not affect where the token is.
         assert_eq!(token(&[("HF_HUB_CACHE", "/elsewhere")]), Ok(Some("hf_file".into())));
         assert_eq!(token(&[("HF_HUB_DISABLE_IMPLICIT_TOKEN", "1")]), Ok(None));
         assert_eq!(token(&[("HF_TOKEN", " hf_variable\n")]), Ok(Some("hf_variable".into())));

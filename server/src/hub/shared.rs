@@ -1,5 +1,5 @@
-//! Files and folders of the cache, which other users and programs may share, also where this process keeps its own files
-//! private by its mask.
+//! Creates files and folders in the cache, which other users and programs may share even though this process's umask
+//! keeps its own files private.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io;
@@ -11,20 +11,20 @@ use rustix::fs::Mode;
 
 use super::error::HubError;
 
-/// The mask with which the process was started, if it has another one now.
+/// The umask with which the process was started, if it has been changed since.
 static MASK: OnceLock<Mode> = OnceLock::new();
 
-/// Modes without a mask.
+/// File modes before the umask is applied.
 const FILE: u32 = 0o666;
 const FOLDER: u32 = 0o777;
 
-/// Gives what is created in the cache the permissions of this mask, and not of the one that the process has now.
+/// Makes files created in the cache use this umask, and not the current one of the process.
 pub(crate) fn share_cache(mask: Mode) {
-    // Later calls change nothing: the first mask is that of the start.
+    // Later calls change nothing: the first umask is the one from the start of the process.
     let _ = MASK.set(mask);
 }
 
-/// Creates a file that is not there.
+/// Creates a file that does not exist yet.
 pub(super) fn create_new(path: &Path) -> io::Result<File> {
     let file = OpenOptions::new().create_new(true).read(true).write(true).open(path)?;
     share(path, FILE)?;
@@ -41,7 +41,7 @@ pub(super) fn open_or_create(path: &Path) -> io::Result<File> {
     }
 }
 
-/// Creates the folders in which a path lies.
+/// Creates the parent folders of a path.
 pub(super) fn create_parent(path: &Path) -> Result<(), HubError> {
     let parent = path.parent().unwrap_or(path);
     create_folders(parent).map_err(HubError::at(parent))
@@ -54,7 +54,7 @@ fn create_folders(path: &Path) -> io::Result<()> {
             create_folders(path.parent().ok_or(error)?)?;
             create_folders(path)
         }
-        // Also one that another process has just created, or that cannot be created because there is a link.
+        // Another process has just created the folder, or the path is a link to one.
         Err(_) if path.is_dir() => Ok(()),
         Err(error) => Err(error),
     }

@@ -1,4 +1,4 @@
-//! RWKV's vocabulary file for models without one: the author's repositories have none.
+//! Finds RWKV's vocabulary file for models without one: the author's repositories do not include it.
 
 use std::path::{Path, PathBuf};
 
@@ -14,7 +14,7 @@ use super::name::HubName;
 use super::progress::Progress;
 use super::settings::Settings;
 
-/// The repository that has it if none is named: a small published folder of RWKV-7.
+/// The default repository of the vocabulary: a small published checkpoint folder of RWKV-7.
 pub(crate) const VOCABULARY: &str = "RWKV/RWKV7-Goose-World2.8-0.1B-HF";
 
 /// Where the vocabulary file is.
@@ -27,7 +27,7 @@ pub(crate) enum Vocabulary {
 }
 
 impl Vocabulary {
-    /// What a value of `--rwkv-vocabulary` means.
+    /// Parses a value of `--rwkv-vocabulary`.
     pub(crate) fn of(given: Option<&Path>) -> Result<Self, String> {
         let Some(path) = given else { return VOCABULARY.parse().map(Self::Hub) };
         if path.is_file() {
@@ -41,7 +41,7 @@ impl Vocabulary {
         }
     }
 
-    /// The file, if no network is needed.
+    /// Returns the file, if this needs no network.
     pub(crate) fn cached(&self, settings: &Settings) -> Option<PathBuf> {
         match self {
             Self::File(path) => Some(path.clone()),
@@ -49,8 +49,8 @@ impl Vocabulary {
         }
     }
 
-    /// The file, for `model`. What is missing is downloaded. A vocabulary has its date in its name and does not change, so the hub
-    /// is not asked if the cache has one.
+    /// Returns the file for `model`, downloading it if it is missing. A vocabulary has its date in its name and does
+    /// not change, so the hub is not asked if the cache has one.
     pub(crate) fn find(&self, model: &str, settings: &Settings) -> Result<PathBuf, HubError> {
         let found = match self {
             Self::File(path) => Ok(path.clone()),
@@ -60,7 +60,7 @@ impl Vocabulary {
     }
 }
 
-/// The vocabulary of a repository: the file that is named, or the newest.
+/// Returns the vocabulary of a repository: the file that is named, or the newest.
 fn chosen<'a>(files: &'a [String], name: &HubName) -> Option<&'a str> {
     match &name.file {
         Some(wanted) => files.iter().find(|file| *file == wanted).map(String::as_str),
@@ -68,7 +68,7 @@ fn chosen<'a>(files: &'a [String], name: &HubName) -> Option<&'a str> {
     }
 }
 
-/// The file in the cache: of the commit that is noted, or else of any, unless a revision is named.
+/// Returns the file in the cache: from the recorded commit, or else, unless a revision is named, from any commit.
 fn cached(repo: &Repo, name: &HubName) -> Option<PathBuf> {
     let others = if name.revision.is_some() { Vec::new() } else { repo.commits() };
     repo.commit(name.revision()).into_iter().chain(others).find_map(|commit| {
@@ -94,7 +94,7 @@ fn fetched(name: &HubName, settings: &Settings) -> Result<PathBuf, HubError> {
         refused("there is no such file: name a file, or another repository, with --rwkv-vocabulary".into())
     })?;
     listed.bring(&[listed.wanted(file, Some(MOST_TEXT))?], Progress::hidden)?;
-    // The rest of the repository may be in the cache, of another commit.
+    // The cache may have the rest of the repository, from another commit.
     if repo.commit(name.revision()).is_none() {
         listed.note_commit();
     }

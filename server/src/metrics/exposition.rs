@@ -6,8 +6,8 @@ pub(crate) const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0
 /// Content type of the older format.
 pub(crate) const CLASSIC: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// Converts OpenMetrics to the older format, in which a family is named like its samples (a counter's name ends in
-/// `_total`, an info's in `_info`) and there are no unit or end lines.
+/// Converts OpenMetrics to the older format, in which a family has the same name as its samples (`_total` at the end
+/// for a counter, `_info` for an info metric) and there are no unit or end lines.
 pub(super) fn classic(open: &str) -> String {
     let mut text = String::with_capacity(open.len());
     let mut help = None;
@@ -31,7 +31,7 @@ pub(super) fn classic(open: &str) -> String {
     text
 }
 
-/// The texts of registries with the same families as one, in which each family is together, as the formats ask for.
+/// Merges the texts of registries with the same families, so that each family is contiguous, as the formats require.
 pub(super) fn merged(texts: &[String]) -> String {
     let mut families: Vec<(&str, String)> = Vec::new();
     for text in texts {

@@ -14,18 +14,18 @@ use super::process::Process;
 use crate::engine::{EngineHandle, ROWS_BOUNDS, Stats};
 use crate::session::{Latency, PrefixIndex, StoreStats};
 
-/// The figures of a store, and the times of its index and of its object store.
+/// The statistics of a store, and the latencies of its index and of its object store.
 pub(crate) type Stored = (StoreStats, [Vec<Latency>; 2]);
 
-/// What a scrape reads.
+/// The values that a scrape reads.
 #[derive(Default)]
 pub(crate) struct Sources<'a> {
     /// Whether `/ready` answers 200.
     pub(crate) ready: bool,
-    /// The model of a server that has one, and its sessions.
+    /// The model of a server that has only one.
     pub(crate) model: Option<Model<'a>>,
     pub(crate) store: Option<Stored>,
-    /// The models of a server that may have several: what concerns one of them has its name as the label `model`.
+    /// The models of a server that may have several. Their metrics have the model's name as the label `model`.
     pub(crate) models: Vec<Member<'a>>,
 }
 
@@ -35,12 +35,12 @@ pub(crate) struct Member<'a> {
     pub(crate) state: &'static str,
     pub(crate) loads: u64,
     pub(crate) unloads: u64,
-    /// None while it is not loaded.
+    /// `None` while the model is not loaded.
     pub(crate) model: Option<Model<'a>>,
     pub(crate) store: Option<Stored>,
 }
 
-/// The served model.
+/// A served model.
 #[derive(Clone, Copy)]
 pub(crate) struct Model<'a> {
     pub(crate) name: &'a str,
@@ -58,10 +58,10 @@ fn counter(registry: &mut Registry, name: &str, help: &str, value: u64) {
     registry.register(name, help, ConstCounter::new(value));
 }
 
-/// The label of what concerns one of several models.
+/// The labels of one of several models.
 type ModelLabel = Vec<(&'static str, String)>;
 
-/// Counters that differ in one label.
+/// Returns counters that differ in one label.
 fn counters(name: &'static str, values: &[(&'static str, u64)]) -> Family<Vec<(&'static str, &'static str)>, Counter> {
     let family = Family::<Vec<(&str, &str)>, Counter>::default();
     for (value, count) in values {
@@ -85,7 +85,7 @@ impl Sources<'_> {
         registry
     }
 
-    /// One registry for each of several models.
+    /// Returns one registry for each of several models.
     pub(super) fn of_models(&self) -> Vec<Registry> {
         let of = |member: &Member<'_>| {
             let label = std::iter::once(("model".into(), member.name.to_owned().into()));
@@ -96,7 +96,7 @@ impl Sources<'_> {
         self.models.iter().map(of).collect()
     }
 
-    /// What several models do, and how often they were loaded.
+    /// Registers the states of several models, and how often each was loaded and unloaded.
     fn states(&self, registry: &mut Registry) {
         let states = Family::<ModelLabel, Gauge<u64, AtomicU64>>::default();
         let (loads, unloads) = (Family::<ModelLabel, Counter>::default(), Family::<ModelLabel, Counter>::default());
@@ -114,7 +114,7 @@ impl Sources<'_> {
     }
 }
 
-/// What concerns one model and its sessions. `name` is a label of the model alone.
+/// Registers the metrics of one model and its sessions. `name` becomes a label of the metric that describes the model.
 fn of_model(
     registry: &mut Registry,
     name: Option<(&'static str, &str)>,
@@ -210,7 +210,7 @@ fn store(registry: &mut Registry, stats: &StoreStats) {
     counter(registry, "store_refused", "Requests refused for lack of space or because of a quota", stats.refused);
 }
 
-/// The times of the index or of the object store, and how many of its operations failed.
+/// Registers the latencies and failures of the index's or the object store's operations.
 fn back_end(registry: &mut Registry, name: &str, called: &str, latencies: &[Latency]) {
     let help = format!("Time of the operations of the {called}");
     registry.register_with_unit(name, help, Unit::Seconds, Times(latencies.to_vec()));
@@ -219,7 +219,7 @@ fn back_end(registry: &mut Registry, name: &str, called: &str, latencies: &[Late
     registry.register(format!("{name}_failures"), help, counters("operation", &failures));
 }
 
-/// Metrics of the process, under the names that all exporters use. `started` is in seconds since 1970.
+/// Returns the metrics of the process, under the names that all exporters use. `started` is in seconds since 1970.
 pub(super) fn process(started: f64) -> Registry {
     let mut registry = Registry::with_prefix("process");
     let process = Process::read();

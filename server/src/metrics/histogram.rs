@@ -1,4 +1,4 @@
-//! Histograms of durations and counts that threads update without locks, and their bucket bounds.
+//! Histograms of durations and counts, which threads update without locks, and their bucket bounds.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -9,13 +9,13 @@ use prometheus_client::metrics::MetricType;
 
 use crate::session::{LATENCY_BOUNDS, Latency};
 
-/// Buckets for the time to the first token, in seconds, as in vLLM.
+/// Buckets for the time to the first token in seconds; the same as in vLLM.
 pub(super) const FIRST_TOKEN: &[f64] = &[
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
     160.0, 640.0, 2560.0,
 ];
 
-/// Buckets for the time between tokens, in seconds: vLLM's, and three smaller ones for fast models.
+/// Buckets for the time between tokens in seconds: vLLM's, and three smaller ones for fast models.
 pub(super) const INTER_TOKEN: &[f64] = &[
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
     20.0, 40.0, 80.0,
@@ -27,31 +27,31 @@ pub(super) const REQUEST: &[f64] = &[
     480.0, 960.0, 1920.0, 7680.0,
 ];
 
-/// Buckets for the engine's steps that a text waits for: 0, and powers of 4.
+/// Buckets for the number of engine steps that a text waits: 0, and powers of 4.
 pub(super) const STEPS: &[f64] = &[0.0, 1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0];
 
 /// A histogram of durations or of counts. Clones share the same counts.
 #[derive(Clone, Debug)]
 pub(super) struct Histogram(Arc<Values>);
 
-/// The sum is a whole number, so that adding to it is one atomic operation.
+/// The values of a histogram. The sum is a whole number, so that adding to it is one atomic operation.
 #[derive(Debug)]
 struct Values {
     bounds: &'static [f64],
-    /// Units of the sum in one of the bounds: a duration's sum is in nanoseconds.
+    /// Units of the sum per unit of the bounds: a duration's sum is in nanoseconds.
     scale: f64,
-    /// One count per bound, and one for larger values.
+    /// One count per bucket: one per bound, and one for larger values.
     counts: Box<[AtomicU64]>,
     sum: AtomicU64,
 }
 
 impl Histogram {
-    /// A histogram of durations, with bounds in seconds.
+    /// Creates a histogram of durations, with bounds in seconds.
     pub(super) fn new(bounds: &'static [f64]) -> Self {
         Self::scaled(bounds, 1e9)
     }
 
-    /// A histogram of counts.
+    /// Creates a histogram of counts.
     pub(super) fn of_counts(bounds: &'static [f64]) -> Self {
         Self::scaled(bounds, 1.0)
     }
@@ -61,7 +61,7 @@ impl Histogram {
         Self(Arc::new(Values { bounds, scale, counts, sum: AtomicU64::new(0) }))
     }
 
-    /// Adds a count to a histogram of counts.
+    /// Records a value in a histogram of counts.
     pub(super) fn observe_count(&self, count: u64) {
         self.add(count as f64, 1, count);
     }
@@ -70,7 +70,7 @@ impl Histogram {
         self.observe_shared(duration, 1);
     }
 
-    /// Adds `count` equal parts of `duration`.
+    /// Records `count` values, which are equal parts of `duration`.
     pub(super) fn observe_shared(&self, duration: Duration, count: usize) {
         if count == 0 {
             return;
@@ -78,7 +78,7 @@ impl Histogram {
         self.add(duration.as_secs_f64() / count as f64, count as u64, duration.as_nanos() as u64);
     }
 
-    /// Adds `count` equal values, whose sum is `sum`.
+    /// Records `count` equal values whose sum is `sum`.
     fn add(&self, value: f64, count: u64, sum: u64) {
         let values = &*self.0;
         values.counts[values.bounds.partition_point(|bound| *bound < value)].fetch_add(count, Relaxed);
@@ -102,10 +102,10 @@ impl EncodeMetric for Histogram {
     }
 }
 
-/// Counts collected elsewhere, as a histogram.
+/// A histogram of counts that were collected elsewhere.
 #[derive(Debug)]
 pub(super) struct Counted {
-    /// Upper bounds, the last one infinite, with the count of each bucket.
+    /// The upper bound and the count of each bucket; the last bound is infinite.
     pub(super) buckets: Vec<(f64, u64)>,
     pub(super) sum: f64,
 }
@@ -121,7 +121,7 @@ impl EncodeMetric for Counted {
     }
 }
 
-/// Histograms of the times of operations, by their kinds.
+/// Histograms of the latencies of operations, one per kind of operation.
 #[derive(Debug)]
 pub(super) struct Times(pub(super) Vec<Latency>);
 

@@ -2,7 +2,7 @@
 
 use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder};
 
-/// Prefix of every metric that is specific to this server.
+/// The prefix of metrics that are specific to this server.
 pub(super) const PREFIX: &str = "tidegate";
 
 /// Labels of an HTTP response.
@@ -43,14 +43,14 @@ pub(super) struct TierLabel {
     pub(super) tier: &'static str,
 }
 
-/// Why a text was cancelled.
+/// Why a text was canceled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Cancelled {
     /// The client disconnected.
     Disconnected,
     /// The client read nothing for too long.
     Stalled,
-    /// The server shut down, and another one can continue the stream.
+    /// The server shut down; another server can continue the stream.
     Released,
 }
 

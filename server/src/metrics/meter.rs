@@ -1,4 +1,4 @@
-//! Measures the texts of one request, from its arrival to the end of each text.
+//! Measures the texts of one request, from the arrival of the request to the end of each text.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,24 +12,24 @@ use crate::engine::{FinishReason, Timings};
 enum Progress {
     /// No token has been delivered.
     Waiting,
-    /// The last token was delivered at that time.
+    /// The time at which the last token was delivered.
     Streaming(Instant),
     Ended,
 }
 
-/// One request's texts. Those that have not ended when it is dropped count as cancelled.
+/// The texts of one request. Texts that have not ended when this is dropped count as canceled.
 #[derive(Debug)]
 pub(crate) struct Meter {
     metrics: Arc<Metrics>,
     arrived: Instant,
     texts: Vec<Progress>,
-    /// A text and how many of its tokens are being delivered.
+    /// The text whose tokens are being delivered, and how many they are.
     delivering: Option<(usize, usize)>,
     cancelled: Cancelled,
 }
 
 impl Meter {
-    /// A meter for a request of `texts` texts.
+    /// Creates a meter for a request for `texts` texts.
     pub(crate) fn new(metrics: Arc<Metrics>, arrived: Instant, texts: usize) -> Self {
         Self {
             metrics,
@@ -40,19 +40,19 @@ impl Meter {
         }
     }
 
-    /// Tokens of a text are about to be delivered to the client.
+    /// Records that tokens of a text are about to be delivered to the client.
     pub(crate) fn delivering(&mut self, text: usize, tokens: usize) {
         self.delivering = Some((text, tokens));
     }
 
-    /// The tokens have been delivered.
+    /// Records that these tokens have been delivered.
     pub(crate) fn delivered(&mut self) {
         let Some((text, tokens)) = self.delivering.take().filter(|(_, tokens)| *tokens > 0) else { return };
         let now = Instant::now();
         match self.texts[text] {
             Progress::Waiting => {
                 self.metrics.first_token.observe(now - self.arrived);
-                // The other tokens came together with the first.
+                // The other tokens arrived together with the first one.
                 self.metrics.inter_token.observe_shared(Duration::ZERO, tokens - 1);
             }
             Progress::Streaming(before) => self.metrics.inter_token.observe_shared(now - before, tokens),
@@ -61,7 +61,7 @@ impl Meter {
         self.texts[text] = Progress::Streaming(now);
     }
 
-    /// A text has finished, and its state is stored.
+    /// Records that a text has finished and its state is stored.
     pub(crate) fn ended(&mut self, text: usize, reason: FinishReason, timings: Timings) {
         self.texts[text] = Progress::Ended;
         let metrics = &self.metrics;
@@ -73,23 +73,23 @@ impl Meter {
         metrics.whole_time.observe(self.arrived.elapsed());
     }
 
-    /// All remaining texts have failed, with this error code.
+    /// Records that all remaining texts have failed with this error code.
     pub(crate) fn failed(&mut self, code: &'static str) {
         let open = self.end_all();
         self.metrics.failed(code, open);
     }
 
-    /// The client has stopped reading, which is the cause of cancellations from now on.
+    /// Records that the client has stopped reading, which is the cause of cancellations from now on.
     pub(crate) fn stalled(&mut self) {
         self.cancelled = Cancelled::Stalled;
     }
 
-    /// The server gives the texts up, so that another one can continue them.
+    /// Gives up the remaining texts, so that another server can continue them.
     pub(crate) fn released(mut self) {
         self.cancelled = Cancelled::Released;
     }
 
-    /// Marks all texts as ended and returns how many were not.
+    /// Marks all texts as ended, and returns how many had not ended yet.
     fn end_all(&mut self) -> usize {
         let open = self.texts.iter_mut().filter(|text| !matches!(text, Progress::Ended));
         open.map(|text| *text = Progress::Ended).count()

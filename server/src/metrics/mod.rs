@@ -1,7 +1,7 @@
-//! Metrics: counters and times that are updated without locks while tokens are generated, and rendered for scrapers.
+//! Metrics: counters and durations that are updated without locks during generation, and rendered for scrapers.
 //!
-//! Names follow vLLM's where it has one, with `tidegate_` instead of `vllm:`, so that its dashboards need only that
-//! change. Figures of the engine, the store and the system are read at each scrape.
+//! Metrics have the names that vLLM uses, where it has the metric, with `tidegate_` instead of `vllm:`. So its
+//! dashboards need only that change. Values of the engine, the store and the system are read at each scrape.
 
 mod exposition;
 mod gather;

@@ -1,11 +1,11 @@
-//! Figures about this process from `/proc`, if the system has it.
+//! Metrics of this process, read from `/proc` if the system has it.
 
 use std::fs;
 
-/// Unit of CPU times in `/proc`, independent of the kernel's own tick rate.
+/// CPU times in `/proc` are in these ticks, whatever the kernel's own tick rate is.
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// Current figures of the process.
+/// Current values of the process.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Process {
     pub(super) resident_bytes: Option<u64>,
@@ -21,7 +21,7 @@ impl Process {
         let (status, limits, stat) = (file("status"), file("limits"), file("stat"));
         Self {
             resident_bytes: number(&status, "VmRSS:").map(|kib| kib * 1024),
-            // Reading the folder opens one descriptor itself.
+            // Reading the folder itself opens one descriptor.
             open_fds: fs::read_dir("/proc/self/fd").ok().map(|fds| fds.count().saturating_sub(1) as u64),
             max_fds: number(&limits, "Max open files"),
             threads: number(&status, "Threads:"),
@@ -30,13 +30,14 @@ impl Process {
     }
 }
 
-/// The first number on the line that starts with `name`.
+/// Returns the first number on the line that starts with `name`.
 fn number(text: &str, name: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     line.split_whitespace().next()?.parse().ok()
 }
 
-/// The sum of utime and stime. The process name before them may contain anything, and ends at the last parenthesis.
+/// Returns the sum of utime and stime. The process name before them may contain anything; it ends at the last
+/// parenthesis.
 fn cpu_seconds(stat: &str) -> Option<f64> {
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
     let mut ticks = || fields.next()?.parse::<u64>().ok();

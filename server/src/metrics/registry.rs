@@ -1,4 +1,4 @@
-//! The metrics that requests update, and their export as text.
+//! The metrics that requests update, and the export of all metrics as text.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -26,9 +26,9 @@ pub(crate) struct Accepted {
 /// The conversation that a request continues.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AcceptedTurn {
-    /// Where its state was found: `memory`, `disk`, or `new` if it had none yet.
+    /// Where the conversation's state was found: `memory`, `disk`, or `new` if it had none yet.
     pub(crate) tier: &'static str,
-    /// Tokens of the earlier text that are computed again.
+    /// Tokens of the earlier text that have to be computed again.
     pub(crate) recomputed_tokens: u64,
 }
 
@@ -60,7 +60,7 @@ pub(crate) struct Metrics {
 }
 
 impl Metrics {
-    /// Metrics with all counts at zero.
+    /// Creates the metrics, with all counts at zero.
     pub(crate) fn new() -> Self {
         let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
         let mut metrics = Self {
@@ -87,7 +87,7 @@ impl Metrics {
             started,
         };
         metrics.register();
-        // Events that have not happened yet are exported as 0, because a rate needs a first value.
+        // Export events that have not happened yet as 0, because computing a rate needs a first value.
         for reason in [FinishReason::Stop, FinishReason::Length, FinishReason::Interrupted] {
             metrics.finished.get_or_create(&ReasonLabel { finished_reason: word(reason) }).inc_by(0);
         }
@@ -151,7 +151,7 @@ impl Metrics {
         time("request_decode_time", "Time from the first token to the last, for finished texts", &self.decode_time);
     }
 
-    /// All metrics as text, in OpenMetrics or in the older format.
+    /// Returns all metrics as text, in OpenMetrics format if `open`, otherwise in the older format.
     pub(crate) fn text(&self, sources: &Sources<'_>, open: bool) -> String {
         let mut text = String::with_capacity(32 << 10);
         let elsewhere = [sources.registry(), gather::process(self.started)];
@@ -181,17 +181,17 @@ impl Metrics {
         }
     }
 
-    /// This server has left a stream for another server.
+    /// Counts a stream that this server has left for another server.
     pub(crate) fn parked(&self) {
         self.streams_parked.inc();
     }
 
-    /// This server has taken over another server's stream.
+    /// Counts a stream that this server has taken over from another one.
     pub(crate) fn taken_over(&self) {
         self.stream_takeovers.inc();
     }
 
-    /// Tokens were computed again for a stream that was taken over.
+    /// Counts tokens that were computed again for a stream that was taken over.
     pub(crate) fn recomputed_for_streams(&self, tokens: usize) {
         self.stream_recomputed_tokens.inc_by(tokens as u64);
     }

@@ -1,5 +1,5 @@
-//! The open connections: how many there are, in total and of each client, and which of them are idle. A new connection
-//! over a limit takes the place of the one that has been idle for longest; connections with a running request stay.
+//! Tracks the open connections: how many there are, in total and per client, and which are idle. A new connection over
+//! a limit replaces the one that has been idle longest; connections with a running request stay.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv6Addr};
@@ -10,14 +10,15 @@ use std::task::{Context, Poll};
 use futures_util::task::AtomicWaker;
 use tokio::sync::Notify;
 
-/// Leading bits of an IPv6 address that identify a client; it chooses the others itself.
+/// Number of leading bits of an IPv6 address that identify a client, which chooses the other bits itself.
 const IPV6_PREFIX: u32 = 64;
 
-/// How many connections may be open.
+/// The limits on open connections.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     pub(super) total: usize,
-    /// Of one client; `None` for a quarter of the total, and no limit for programs on this machine, where proxies are.
+    /// Limit per client; `None` means a quarter of the total, and no limit for programs on this machine, such as
+    /// proxies.
     pub(super) per_peer: Option<usize>,
 }
 
@@ -31,12 +32,12 @@ impl Limits {
     }
 }
 
-/// The open connections of a listener. Only one task may wait for admission: the one that accepts.
+/// The open connections of a listener. Only one task, the one that accepts, may wait for admission.
 #[derive(Debug)]
 pub(super) struct Connections {
     limits: Limits,
     open: Mutex<Open>,
-    /// A connection was closed or became idle, or its client has read the rest of an answer.
+    /// Notified when a connection was closed or became idle, or when its client has read the rest of an answer.
     changed: Notify,
     refused: AtomicU64,
 }
@@ -44,13 +45,13 @@ pub(super) struct Connections {
 #[derive(Debug, Default)]
 struct Open {
     by_id: HashMap<u64, Record>,
-    /// Idle connections by the order in which they became idle.
+    /// Idle connections, in the order in which they became idle.
     idle: BTreeMap<u64, u64>,
-    /// Connections of each client that were not told to close.
+    /// Number of connections of each client, without those told to close.
     by_peer: HashMap<IpAddr, usize>,
-    /// Connections that were told to close and still are open.
+    /// Number of connections that were told to close but are still open.
     closing: usize,
-    /// Numbers connections and their idle times.
+    /// The last number given to a connection or to an idle period.
     next: u64,
 }
 
@@ -63,24 +64,24 @@ struct Record {
 
 #[derive(Clone, Copy, Debug)]
 enum State {
-    /// Before the first request or between two, with its place in the order.
+    /// Before the first request or between two requests; the number is its place in the idle order.
     Idle(u64),
     Running,
     Closing,
 }
 
-/// What the connection's own task reads.
+/// State that the connection's own task reads.
 #[derive(Debug, Default)]
 struct Signal {
     closing: AtomicBool,
-    /// The end of an answer is still waiting for the client to read.
+    /// Whether the end of an answer is still waiting for the client to read.
     blocked: AtomicBool,
     reader: AtomicWaker,
 }
 
 enum Admission {
     Open(Arc<Entry>),
-    /// A place will become free.
+    /// All places are taken: wait until a connection closes.
     Wait,
     Refused,
 }
@@ -91,8 +92,8 @@ impl Connections {
         Self { limits, open, changed, refused }
     }
 
-    /// Counts a connection from `address` once there is a place for it. `None` if its client has too many, all of them with
-    /// running requests: waiting for them would keep other clients waiting.
+    /// Counts a connection from `address`, once there is room for it. Returns `None` if the client has too many
+    /// connections, all with running requests: waiting for one of them would keep other clients waiting.
     pub(super) async fn admit(self: &Arc<Self>, address: IpAddr) -> Option<Arc<Entry>> {
         let peer = client(address);
         loop {
@@ -101,7 +102,7 @@ impl Connections {
                 Admission::Wait => self.changed.notified().await,
                 Admission::Refused => {
                     let count = self.refused.fetch_add(1, Ordering::Relaxed) + 1;
-                    // One line for each doubling: a client must not fill the log.
+                    // Log each doubling only, so that a client cannot fill the log.
                     if count.is_power_of_two() {
                         let limit = self.limits.of(peer);
                         tracing::warn!(
@@ -123,7 +124,7 @@ impl Connections {
             return Admission::Refused;
         }
         if open.by_id.len() >= self.limits.total {
-            // Close one only if none is closing already: that one will leave its place.
+            // Close one only if none is closing already, because that one will make room.
             if open.by_id.len() - open.closing >= self.limits.total {
                 open.close_oldest(|_| true);
             }
@@ -149,14 +150,15 @@ impl Open {
         self.next
     }
 
-    /// Puts a connection at the end of the idle ones.
+    /// Puts a connection at the end of the idle order.
     fn idle(&mut self, id: u64) -> State {
         let turn = self.number();
         self.idle.insert(turn, id);
         State::Idle(turn)
     }
 
-    /// Tells the connection that has been idle for longest to close, of those that `may` be closed; false if there is none.
+    /// Tells the connection that has been idle longest, among those that `may` be closed, to close; returns false if
+    /// there is none.
     fn close_oldest(&mut self, may: impl Fn(&Record) -> bool) -> bool {
         let blocked = |record: &Record| record.signal.blocked.load(Ordering::SeqCst);
         let fits = |id: &u64| self.by_id.get(id).is_some_and(|record| may(record) && !blocked(record));
@@ -184,7 +186,7 @@ impl Open {
     }
 }
 
-/// A counted connection.
+/// A connection that is counted.
 #[derive(Debug)]
 pub(super) struct Entry {
     id: u64,
@@ -193,7 +195,7 @@ pub(super) struct Entry {
 }
 
 impl Entry {
-    /// Keeps the connection open until the guard is dropped.
+    /// Keeps the connection open until the returned guard is dropped.
     pub(super) fn run(self: &Arc<Self>) -> Running {
         let mut open = self.connections.open();
         let open = &mut *open;
@@ -213,13 +215,13 @@ impl Entry {
         Running(Arc::clone(self))
     }
 
-    /// Whether the connection is to end. Otherwise the task of `cx` is woken when it is.
+    /// Returns whether the connection must end. If not, the task of `cx` is woken when it must.
     pub(super) fn poll_closing(&self, cx: &Context<'_>) -> bool {
         self.signal.reader.register(cx.waker());
         self.signal.closing.load(Ordering::SeqCst) && !self.signal.blocked.load(Ordering::SeqCst)
     }
 
-    /// Notes whether the client reads what is written to it.
+    /// Records whether the client reads what is written to it.
     pub(super) fn wrote<T>(&self, cx: &Context<'_>, result: &Poll<T>) {
         let blocked = result.is_pending();
         if self.signal.blocked.swap(blocked, Ordering::SeqCst) && !blocked {
@@ -230,7 +232,7 @@ impl Entry {
         }
     }
 
-    /// The connection is closed.
+    /// Stops counting the connection, which is closed.
     pub(super) fn closed(&self) {
         let mut open = self.connections.open();
         if let Some(record) = open.by_id.remove(&self.id) {
@@ -248,7 +250,7 @@ impl Entry {
     }
 }
 
-/// A running request; its connection is idle again when this is dropped.
+/// A running request. When this is dropped, its connection becomes idle again.
 #[derive(Debug)]
 pub(super) struct Running(Arc<Entry>);
 
@@ -266,7 +268,8 @@ impl Drop for Running {
     }
 }
 
-/// What counts as one client: an IPv4 address, or a /64 network of IPv6, because one host can use all of its addresses.
+/// Returns the address that identifies a client: an IPv4 address, or a /64 network of IPv6, because one host can use
+/// all of its addresses.
 fn client(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) if !address.is_loopback() => {
@@ -329,7 +332,7 @@ mod tests {
         two.wrote(&context, &Poll::Ready(()));
         assert!(waits(&all));
         assert!(!is_closing(&one) && is_closing(&two));
-        // Its request arrived first, so another connection has to close.
+        // A request arrived on it first, so another connection has to close.
         let _second = two.run();
         assert!(!is_closing(&two));
         drop(running);

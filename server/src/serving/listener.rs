@@ -1,4 +1,4 @@
-//! Accepts connections, up to the limits, and sets them up for small packets.
+//! Accepts connections within the limits, and sets them up for small packets.
 
 use std::io;
 use std::net::SocketAddr;
@@ -15,7 +15,7 @@ use tokio_io_timeout::TimeoutStream;
 use super::connections::{Connections, Entry, Limits};
 use super::options::ServeOptions;
 
-/// A client, and what counts its connection.
+/// The client of a connection, and the entry that counts the connection.
 #[derive(Clone, Debug)]
 pub(super) struct Peer {
     pub(super) address: SocketAddr,
@@ -27,8 +27,8 @@ impl Address for Peer {
     type Listener = LimitedListener;
 }
 
-/// Accepts connections within the limits. While every open connection has a running request, others wait in the system's
-/// queue, so that a short burst loses no connection.
+/// Accepts connections within the limits. While every open connection has a running request, new ones wait in the
+/// system's queue, so that a short burst loses no connection.
 pub(super) struct LimitedListener {
     listener: TcpListener,
     connections: Arc<Connections>,
@@ -55,14 +55,14 @@ impl AddrListener<Connection, Peer> for LimitedListener {
                 break (stream, address, entry);
             }
         };
-        // Uncounts it however this function ends.
+        // This uncounts the connection, however the function ends.
         let counted = Counted(Arc::clone(&entry));
-        // Tokens are small packets that must not be delayed. Without the option they are late, but correct.
+        // Tokens are small packets that must not be delayed. If the option cannot be set, they are late but correct.
         if let Err(error) = stream.set_nodelay(true) {
             tracing::debug!(%error, "setting TCP_NODELAY on a connection failed");
         }
         let mut stream = TimeoutStream::new(stream);
-        // Otherwise a client that reads nothing would hold its connection for ever.
+        // Without this timeout, a client that reads nothing would hold its connection forever.
         stream.set_write_timeout(Some(self.write_timeout));
         Ok((Connection { stream: Box::pin(stream), counted }, Peer { address, entry: Some(entry) }))
     }
@@ -79,7 +79,7 @@ pub(super) struct Connection {
     counted: Counted,
 }
 
-/// What counts a connection until it is dropped.
+/// Counts a connection until it is dropped.
 #[derive(Debug)]
 struct Counted(Arc<Entry>);
 
@@ -98,7 +98,7 @@ impl Connection {
 impl AsyncRead for Connection {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         if self.counted.0.poll_closing(cx) {
-            // As if the client had closed it; HTTP and TLS then end it in their ways.
+            // As if the client had closed it; HTTP and TLS then end the connection in their own ways.
             return Poll::Ready(Ok(()));
         }
         self.stream().poll_read(cx, into)

@@ -1,5 +1,5 @@
-//! Tells the application whose request it is, and marks the connection as busy from the head of a request to the end of its
-//! answer.
+//! Tells the application which client sent a request, and marks the connection as busy from the head of the request to
+//! the end of its answer.
 
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -15,7 +15,7 @@ use http_body::{Frame, SizeHint};
 use super::connections::Running;
 use super::listener::Peer;
 
-/// The connection of a request.
+/// The client of a request's connection.
 #[derive(Clone, Debug)]
 pub(super) struct Client(Peer);
 
@@ -25,18 +25,18 @@ impl Connected<Peer> for Client {
     }
 }
 
-/// Keeps the connection of a request open until the answer has ended. The request gets its client's address as
+/// Keeps the connection of a request open until the answer has ended. Adds the client's address to the request, as
 /// `ConnectInfo<SocketAddr>`.
 pub(super) async fn keep_open(client: ConnectInfo<Client>, mut request: Request, next: Next) -> Response {
     let ConnectInfo(Client(Peer { address, entry })) = client;
-    // An IPv4 client of a listener for both is shown as that.
+    // On a listener for both IPv4 and IPv6, show an IPv4 client with its IPv4 address.
     let address = SocketAddr::new(address.ip().to_canonical(), address.port());
     request.extensions_mut().insert(ConnectInfo(address));
     let Some(running) = entry.map(|entry| entry.run()) else { return next.run(request).await };
     next.run(request).await.map(|body| Body::new(RunningBody { body, _running: running }))
 }
 
-/// The body of an answer, whose request runs until this is dropped.
+/// The body of an answer. The request counts as running until this is dropped.
 struct RunningBody {
     body: Body,
     _running: Running,

@@ -1,7 +1,7 @@
 //! The serving loop: accepts connections, enforces their timeouts, and shuts down gracefully.
 //!
-//! Only HTTP/1.1 is supported: a server of streams gains nothing from several on one connection, and a slow reader must
-//! not delay others.
+//! Only HTTP/1.1 is supported: a server of streams gains nothing from several streams per connection, and a slow reader
+//! must not delay others.
 
 use std::future::Future;
 use std::io;
@@ -18,8 +18,8 @@ use super::listener::{LimitedListener, Peer};
 use super::options::ServeOptions;
 use super::requests::{Client, keep_open};
 
-/// The buffer for the head of a request; one that exceeds it gets status 431 from hyper. The API's own limit is half of
-/// it, because hyper's is not exact.
+/// Size of the buffer for the head of a request; hyper answers a larger head with status 431. The API's own limit is
+/// half of this, because hyper's is not exact.
 const HEAD_BUFFER_BYTES: usize = 64 << 10;
 
 /// Serves `app` with default options until `shutdown` completes, and then finishes running requests.
@@ -34,7 +34,7 @@ pub async fn serve(
     serve_with(ServeOptions::default(), listener, app, shutdown).await
 }
 
-/// As [`serve`], with options.
+/// Like [`serve`], but with options.
 ///
 /// # Errors
 /// The listener failed.

@@ -13,7 +13,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem};
 #[allow(missing_docs, reason = "the messages explain the fields")]
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    /// A file cannot be read or does not contain what it should.
+    /// A file cannot be read, or does not contain what it should.
     #[error("{what} {}: {error}", path.display())]
     File { what: &'static str, path: PathBuf, error: pem::Error },
     /// The certificate and the key do not match, or are of an unsupported kind.
@@ -33,13 +33,13 @@ impl Tls {
     /// Reads both files.
     ///
     /// # Errors
-    /// A file cannot be read, or certificate and key do not match.
+    /// A file cannot be read, or the certificate and the key do not match.
     pub fn load(cert: &Path, key: &Path) -> Result<Self, TlsError> {
         let config = RustlsConfig::from_config(Arc::new(read(cert, key)?));
         Ok(Self { cert: cert.to_owned(), key: key.to_owned(), config })
     }
 
-    /// Reads both files again, for new connections.
+    /// Reads both files again. New connections use the result.
     ///
     /// # Errors
     /// As for [`Self::load`]; the old certificate then stays in use.
@@ -63,7 +63,7 @@ fn read(cert: &Path, key: &Path) -> Result<ServerConfig, TlsError> {
         .and_then(|chain| if chain.is_empty() { Err(pem::Error::NoItemsFound) } else { Ok(chain) })
         .map_err(failed("certificate", cert))?;
     let key = PrivateKeyDer::from_pem_file(key).map_err(failed("private key", key))?;
-    // Named explicitly: if a dependency adds another provider, there is no default.
+    // Named explicitly, because there is no default if a dependency adds another provider.
     let mut config = ServerConfig::builder_with_provider(Arc::new(default_provider()))
         .with_safe_default_protocol_versions()?
         .with_no_client_auth()

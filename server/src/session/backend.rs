@@ -1,5 +1,5 @@
-//! What a store knows of its two back ends, the index and the object store: how long their operations take, how many fail, and
-//! whether a remote one is out of reach, so that requests that need it are refused at once.
+//! Health and latency of a store's two back ends, the index and the object store: how long operations take, how many
+//! fail, and whether a remote back end is out of reach, so that requests that need it are refused at once.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,34 +10,35 @@ use tokio::time::{Instant, timeout};
 
 use super::error::StoreError;
 
-/// Upper bounds of the times that are counted, in seconds.
+/// Upper bounds of the latency buckets, in seconds.
 pub const LATENCY_BOUNDS: [f64; 14] =
     [0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0];
 
-/// The operation that shows that a remote back end works again: where nothing can be written, others may still work.
+/// The operation that proves that a remote back end works again: while writes fail, other operations may still succeed.
 pub(crate) const PUT: &str = "put";
 
-/// How long the operations of one kind took.
+/// Latencies of one kind of operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Latency {
-    /// Their kind.
+    /// The kind of operation.
     pub operation: &'static str,
-    /// How many took at most as long as each bound, and longer than the one before; and how many took longer than all.
+    /// Number of operations per bucket: those that took at most the bound and longer than the bound before it; the last
+    /// bucket counts those that took longer than every bound.
     pub counts: [u64; LATENCY_BOUNDS.len() + 1],
-    /// The sum of their times in nanoseconds.
+    /// Total time of the operations, in nanoseconds.
     pub nanoseconds: u64,
-    /// How many failed.
+    /// Number of failed operations.
     pub failures: u64,
 }
 
-/// A back end.
+/// Measures a back end's operations and remembers its failures.
 #[derive(Debug)]
 pub(crate) struct Backend {
-    /// Its name in errors.
+    /// The back end's name in errors.
     name: &'static str,
     timers: Box<[Timer]>,
-    /// Whether it may be out of reach while the server works. If so, its operations have time limits, and its failures are
-    /// remembered.
+    /// Whether the back end may become unreachable while the server runs. If so, its operations have time limits, and
+    /// its failures are remembered.
     is_remote: bool,
     failure: Mutex<Option<StoreError>>,
     failed: Notify,
@@ -52,7 +53,7 @@ struct Timer {
 }
 
 impl Backend {
-    /// A back end with these kinds of operations.
+    /// Creates a back end with these kinds of operations.
     pub(crate) fn new(name: &'static str, operations: &[&'static str], is_remote: bool) -> Arc<Self> {
         let timer = |operation: &&'static str| Timer {
             operation,
@@ -68,7 +69,7 @@ impl Backend {
         self.is_remote
     }
 
-    /// Carries out an operation, which fails if a remote back end takes longer than `limit`.
+    /// Runs an operation. On a remote back end, it fails if it takes longer than `limit`.
     pub(crate) async fn run<T>(
         &self,
         operation: &'static str,
@@ -96,7 +97,8 @@ impl Backend {
     fn remember(&self, operation: &str, error: Option<&StoreError>) {
         let mut failure = self.failure();
         match error {
-            // One object may be unreadable, or an account without a right: whether turns can be stored, a write shows.
+            // Other failures may concern one object or one missing permission. Only a write shows whether turns can be
+            // stored.
             Some(StoreError::Unavailable { .. }) if operation != PUT => self.failed.notify_one(),
             Some(error @ StoreError::Unavailable { .. }) => {
                 if failure.is_none() {
@@ -110,22 +112,22 @@ impl Backend {
         }
     }
 
-    /// Refuses if a write has failed, and none has succeeded since.
+    /// Returns the error of the last failed write, unless a write has succeeded since.
     pub(crate) fn check(&self) -> Result<(), StoreError> {
         self.failure().clone().map_or(Ok(()), Err)
     }
 
-    /// Returns once an operation has failed, or [`Self::wake`] is called.
+    /// Waits until an operation fails or [`Self::wake`] is called.
     pub(crate) async fn failed(&self) {
         self.failed.notified().await;
     }
 
-    /// Wakes the task that waits for a failure.
+    /// Wakes the task that waits in [`Self::failed`].
     pub(crate) fn wake(&self) {
         self.failed.notify_one();
     }
 
-    /// How long the operations of each kind took so far.
+    /// Returns the latencies so far for each kind of operation.
     pub(crate) fn latencies(&self) -> Vec<Latency> {
         self.timers.iter().map(Timer::read).collect()
     }
@@ -135,7 +137,7 @@ impl Backend {
     }
 }
 
-/// The error of an operation that was given up.
+/// Returns the error for an operation that exceeded its time limit.
 pub(crate) fn no_answer(limit: Duration) -> StoreError {
     StoreError::Unavailable { reason: format!("no answer within {:.1} s", limit.as_secs_f64()) }
 }
@@ -155,8 +157,8 @@ impl Timer {
     }
 }
 
-/// Pauses between attempts: each about twice as long as the one before, up to `longest`. They differ at random, so that servers
-/// that fail together do not all come back together.
+/// Returns the pauses between attempts: each is about twice as long as the one before, up to `longest`. They are
+/// randomized, so that servers that fail together do not all retry together.
 pub(crate) fn pauses(first: Duration, longest: Duration) -> impl Iterator<Item = Duration> {
     std::iter::successors(Some(first), move |pause| Some((*pause * 2).min(longest)))
         .map(|pause| pause.mul_f64(rand::random_range(0.5..1.5)))
@@ -182,7 +184,7 @@ mod tests {
             assert_eq!(backend.check(), Ok(()));
             let failed = backend.run("get", SHORT, ready(Err::<(), _>(down()))).await;
             assert_eq!(failed, Err(StoreError::Unavailable { reason: "the object store: it is down".to_owned() }));
-            // It may be about one object. Who waits for a failure finds out.
+            // The failure may concern a single object. The task that waits for failures checks.
             assert_eq!(backend.check(), Ok(()));
             backend.failed().await;
             let hung = backend.run(PUT, SHORT, pending::<Result<(), _>>()).await;

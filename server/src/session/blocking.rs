@@ -1,8 +1,8 @@
-//! Work that may block.
+//! Runs blocking work from async code.
 
 use super::error::StoreError;
 
-/// Runs work that may block, on a thread for it.
+/// Runs work that may block on a thread of the blocking pool.
 pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, StoreError> + Send + 'static,
 ) -> Result<T, StoreError> {

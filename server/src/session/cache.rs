@@ -1,4 +1,4 @@
-//! A cache of snapshots in memory: least recently used, bounded in bytes. Everything in it is also stored elsewhere.
+//! An LRU cache of snapshots in memory, bounded in bytes. Everything in it is also stored elsewhere.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,7 +15,7 @@ pub(crate) struct Cache {
 #[derive(Debug, Default)]
 struct Lru {
     entries: HashMap<VersionId, Entry>,
-    /// Time of last use on `clock`, oldest first.
+    /// Snapshots by time of last use on `clock`, oldest first.
     order: BTreeMap<u64, VersionId>,
     clock: u64,
     bytes: u64,
@@ -49,7 +49,7 @@ impl Cache {
         let mut lru = self.lock();
         lru.remove(id);
         if bytes > self.budget {
-            return; // it would evict everything else, and still not fit
+            return; // it would evict everything else and still not fit
         }
         while lru.bytes + bytes > self.budget {
             let Some((_, oldest)) = lru.order.pop_first() else { break };
@@ -66,7 +66,7 @@ impl Cache {
         self.lock().remove(id);
     }
 
-    /// Number of snapshots, and their bytes.
+    /// Returns the number of cached snapshots and their bytes.
     pub(crate) fn size(&self) -> (u64, u64) {
         let lru = self.lock();
         (lru.entries.len() as u64, lru.bytes)

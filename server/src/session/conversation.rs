@@ -1,4 +1,4 @@
-//! What a snapshot's file has besides the state: what was said, and where it comes from.
+//! What a snapshot file contains besides the state: the text, and the versions it comes from.
 
 use std::collections::BTreeMap;
 
@@ -10,35 +10,35 @@ use super::text::AddedText;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Ancestor {
-    /// Its id.
+    /// The version's id.
     pub version: String,
-    /// The client's name for it.
+    /// The client's label for the version.
     #[serde(deserialize_with = "Option::deserialize")]
     pub label: Option<String>,
     /// Creation time in unix milliseconds.
     pub time: u64,
 }
 
-/// What a file has besides the snapshot.
+/// What a file contains besides the snapshot.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Conversation {
     /// The label of the version.
     pub label: Option<String>,
-    /// The client's notes on the session.
+    /// The client's metadata on the session.
     pub metadata: BTreeMap<String, String>,
-    /// The versions from which it was made, oldest first.
+    /// The version's ancestors, oldest first.
     pub lineage: Vec<Ancestor>,
     /// The whole text, if it was kept.
     pub text: Option<AddedText>,
 }
 
-/// Most bytes of ancestors in a file.
+/// Maximum bytes of ancestors in a file.
 const MAX_LINEAGE: usize = 64 << 10;
 
-/// Bytes of an ancestor besides its id and label.
+/// Bytes that an ancestor takes besides its id and label.
 const ANCESTOR: usize = 128;
 
-/// Removes the oldest ancestors that are too many for a file.
+/// Removes the oldest ancestors if a file cannot hold all of them.
 pub(crate) fn shorten(lineage: &mut Vec<Ancestor>) {
     let mut bytes = 0;
     let fits = |ancestor: &&Ancestor| {

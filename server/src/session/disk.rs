@@ -1,4 +1,4 @@
-//! The file system as a store uses it. Tests put others in its place: ones that fail, run full, or lose power.
+//! The file system, as the store uses it. Tests replace it with file systems that fail, fill up or lose power.
 
 use std::fmt::Debug;
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
@@ -14,9 +14,9 @@ pub enum OpenMode {
     Read,
     /// An existing file, for reading and writing.
     Write,
-    /// For reading and writing; created if it does not exist, and readable by this user alone.
+    /// A file for reading and writing; created if it does not exist, readable only by this user.
     Create,
-    /// As [`Self::Create`], and emptied.
+    /// Same as [`Self::Create`], but truncated.
     Replace,
 }
 
@@ -28,13 +28,13 @@ pub trait Disk: Debug + Send + Sync {
     /// The file does not exist, or the disk fails.
     fn open(&self, path: &Path, mode: OpenMode) -> io::Result<Arc<dyn DiskFile>>;
 
-    /// Whether a file or folder exists.
+    /// Returns whether a file or folder exists.
     ///
     /// # Errors
     /// The disk fails.
     fn exists(&self, path: &Path) -> io::Result<bool>;
 
-    /// Renames a file, replacing any other. This is atomic, and on disk once the folder is synced.
+    /// Renames a file, replacing any existing one. The rename is atomic, and durable once the folder is synced.
     ///
     /// # Errors
     /// The file does not exist, or the disk fails.
@@ -46,19 +46,19 @@ pub trait Disk: Debug + Send + Sync {
     /// The file does not exist, or the disk fails.
     fn remove(&self, path: &Path) -> io::Result<()>;
 
-    /// The names in a folder.
+    /// Returns the names in a folder.
     ///
     /// # Errors
     /// The folder does not exist, or the disk fails.
     fn names(&self, folder: &Path) -> io::Result<Vec<String>>;
 
-    /// Creates a folder that only this user can read, and the folders above it.
+    /// Creates a folder that only this user can read, and its missing parents.
     ///
     /// # Errors
     /// The disk fails.
     fn make_folder(&self, folder: &Path) -> io::Result<()>;
 
-    /// Syncs a folder, so that the names of its files are on disk.
+    /// Syncs a folder, so that the names of its files are durable.
     ///
     /// # Errors
     /// The disk fails.
@@ -68,16 +68,16 @@ pub trait Disk: Debug + Send + Sync {
 /// An open file.
 #[allow(clippy::len_without_is_empty, reason = "an empty file is nothing special")]
 pub trait DiskFile: Debug + Send + Sync {
-    /// Its length in bytes.
+    /// Returns the file's length in bytes.
     ///
     /// # Errors
     /// The disk fails.
     fn len(&self) -> io::Result<u64>;
 
-    /// Fills `buffer` with the bytes from `offset` on.
+    /// Fills `buffer` with the bytes starting at `offset`.
     ///
     /// # Errors
-    /// The file ends before, or the disk fails.
+    /// The file ends too early, or the disk fails.
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()>;
 
     /// Writes all `bytes` at `offset`.
@@ -86,7 +86,7 @@ pub trait DiskFile: Debug + Send + Sync {
     /// The disk is full or fails; some of the bytes may be written.
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()>;
 
-    /// Cuts the file, or extends it by zeros.
+    /// Truncates the file, or extends it with zeros.
     ///
     /// # Errors
     /// The disk is full or fails.
@@ -98,13 +98,13 @@ pub trait DiskFile: Debug + Send + Sync {
     /// The disk fails; which of the latest writes are on disk is then unknown.
     fn sync(&self) -> io::Result<()>;
 
-    /// Locks the file until this value is dropped; false if another process or value has it locked.
+    /// Locks the file until this value is dropped; returns false if another process or value has locked it.
     ///
     /// # Errors
     /// The disk fails.
     fn try_lock(&self) -> io::Result<bool>;
 
-    /// Whether `path` leads to this file.
+    /// Returns whether `path` still leads to this file.
     ///
     /// # Errors
     /// The disk fails.
@@ -174,7 +174,7 @@ impl DiskFile for File {
         match File::try_lock(self) {
             Ok(()) => Ok(true),
             Err(TryLockError::WouldBlock) => Ok(false),
-            // A file system without locks cannot say that anyone has it.
+            // On a file system without locks, nothing shows that another process has the file locked.
             Err(TryLockError::Error(error)) if error.kind() == ErrorKind::Unsupported => Ok(true),
             Err(TryLockError::Error(error)) => Err(error),
         }
@@ -197,7 +197,7 @@ pub(crate) fn read(disk: &dyn Disk, path: &Path) -> io::Result<Vec<u8>> {
 /// Writes a file under a temporary name, syncs it, and renames it. The folder is not synced.
 pub(crate) fn write(disk: &dyn Disk, path: &Path, bytes: &[u8]) -> io::Result<()> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    // The sweep removes files of such names, should this process die.
+    // If this process dies, the sweep removes files with such names.
     let new = path.with_file_name(format!("{name}#0"));
     let file = disk.open(&new, OpenMode::Replace)?;
     file.write_at(bytes, 0)?;
@@ -205,7 +205,7 @@ pub(crate) fn write(disk: &dyn Disk, path: &Path, bytes: &[u8]) -> io::Result<()
     disk.rename(&new, path)
 }
 
-/// A file read or written from its beginning on.
+/// Reads or writes a file sequentially from its start.
 pub(crate) struct Stream<'f> {
     file: &'f dyn DiskFile,
     at: u64,

@@ -1,4 +1,4 @@
-//! Errors of the store.
+//! The store's errors.
 
 use std::error::Error;
 use std::io;
@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use super::id::VersionId;
 
-/// A request that the store refused or could not carry out. Nothing has changed then, except that an index that fails while
-/// it commits may have carried out the whole request.
+/// An error of the store: it refused a request or could not carry it out. Such a request has changed nothing, with one
+/// exception: if the index fails during the commit, the whole request may have taken effect.
 #[allow(missing_docs, reason = "the messages explain the fields")]
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StoreError {
@@ -24,43 +24,43 @@ pub enum StoreError {
          before it was created, or it is from a snapshot without text"
     )]
     TextNotKept { version: VersionId },
-    /// A part of a text that does not exist, or is too long to be read at once.
+    /// The requested part of a text does not exist, or is too long to be read at once.
     #[error("{parameter} must be from {least} to {most}, found {found}")]
     Range { parameter: &'static str, least: u64, most: u64, found: u64 },
-    /// Messages that are too long to be read at once.
+    /// The requested messages are too long to be read at once.
     #[error("the messages from start to end must have at most {bound} bytes; ask for fewer, or read the text")]
     LongMessages { bound: usize },
-    /// Texts that have too little in common to be compared.
+    /// The texts have too little in common to be compared.
     #[error("the text of version {version} must have at most {bound} tokens after what both texts share")]
     FarApart { version: VersionId, bound: u64 },
     /// The session's head is not the version that the caller expected.
     #[error("the session's head is {head}, not the expected version")]
     Stale { head: VersionId },
-    /// Another server has moved the session's head since the request began, so the request was not carried out.
+    /// Another server has moved the session's head since the request began. The request was not carried out.
     #[error(
         "the session was changed while this request ran, and its head is {head} now: nothing of the request was stored; read \
          the session, and send the request again"
     )]
     Conflict { head: VersionId },
-    /// A request with the same idempotency key has ended meanwhile, on another server.
+    /// Another server has meanwhile answered a request with the same idempotency key.
     #[error("a request with this idempotency-key has been answered meanwhile; send it again to get that answer")]
     Answered,
-    /// The request would exceed a quota of the owner.
+    /// The request would exceed one of the owner's quotas.
     #[error("{quota} per owner must be at most {bound}; this request would make it {found}")]
     Quota { quota: &'static str, bound: u64, found: u64 },
-    /// There is no space, and nothing can be evicted to make some.
+    /// There is no space, and nothing can be evicted to free some.
     #[error("the store is full ({reason}); nothing was lost: delete sessions or try again later")]
     Full { reason: String },
-    /// One transaction would write too many rows: a fork writes one for each version that the session knows.
+    /// One transaction would write too many rows: a fork writes one for each version that the session lists.
     #[error("n must be at most {} for a session of {versions} versions, found {n}", bound / versions)]
     TooManyForks { n: usize, versions: usize, bound: usize },
-    /// A session would have too many tags.
+    /// The session would have too many tags.
     #[error("a session may have at most {bound} tags")]
     TooManyTags { bound: usize },
     /// Finding the common ancestor of two versions would read too many rows.
     #[error("the common ancestor is more than {bound} versions back")]
     FarAncestor { bound: usize },
-    /// The snapshot could not be read back if it were stored, so it was not.
+    /// The snapshot could not be read back after storing it, so it was not stored.
     #[error("the conversation's state cannot be stored: {reason}")]
     Unstorable { reason: String },
     /// The disk or object store failed.
@@ -90,7 +90,7 @@ impl StoreError {
     pub(crate) const TAG: Self = Self::NotFound { what: "tag" };
     pub(crate) const STREAM: Self = Self::NotFound { what: "stream" };
 
-    /// Converts an error of which an I/O error may be a cause: a full disk becomes [`Self::Full`].
+    /// Converts an error that may be caused by an I/O error: a full disk becomes [`Self::Full`].
     pub(crate) fn from_io(what: &str, error: &(dyn Error + 'static)) -> Self {
         let mut cause = Some(error);
         while let Some(error) = cause {
@@ -103,8 +103,8 @@ impl StoreError {
     }
 }
 
-/// The text of an error without what may be secret: user names, passwords and queries of URLs, and the bodies of an S3
-/// server's answers, which may quote a token or what was signed; of those, only the code is left.
+/// Returns the text of an error without possible secrets: user names, passwords and queries of URLs, and the bodies of
+/// an S3 server's answers, of which only the code is kept, because they may quote a token or the signed request.
 fn without_secrets(text: &str) -> String {
     let body = text.find('<').into_iter().chain(text.find("error response: ")).min();
     let code = text.split_once("<Code>").and_then(|(_, rest)| rest.split_once("</Code>")).map(|(code, _)| code);

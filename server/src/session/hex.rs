@@ -1,12 +1,12 @@
 //! Bytes as hexadecimal digits.
 
-/// Lower-case hexadecimal, two digits a byte.
+/// Returns the bytes in lowercase hexadecimal, two digits per byte.
 pub fn hex(bytes: &[u8]) -> String {
     let digit = |half: u8| char::from(b"0123456789abcdef"[usize::from(half)]);
     bytes.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]).collect()
 }
 
-/// Parses hexadecimal of either case; `None` if the length is odd or a character is not a digit.
+/// Parses hexadecimal in either case; `None` if the length is odd or a character is not a digit.
 pub(crate) fn unhex(text: &str) -> Option<Vec<u8>> {
     let (pairs, []) = text.as_bytes().as_chunks::<2>() else { return None };
     let digit = |byte: u8| char::from(byte).to_digit(16);

@@ -1,4 +1,5 @@
-//! Ids of sessions, versions, stored responses and owners. Ids cannot be guessed, and are checked where they come in.
+//! Ids of sessions, versions, stored responses and owners. Ids cannot be guessed, and are checked where they enter the
+//! program.
 
 use std::fmt;
 
@@ -11,10 +12,10 @@ use sha2::{Digest, Sha256};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Owner(pub [u8; 16]);
 
-/// 128 random bits from the operating system.
+/// Returns 128 random bits from the operating system.
 fn random() -> u128 {
     let mut bytes = [0; 16];
-    // Without random numbers ids could be guessed, so there is no safe way to continue.
+    // Without random numbers, ids could be guessed, so there is no safe way to continue.
     OsRng.try_fill_bytes(&mut bytes).expect("the operating system provides random numbers");
     u128::from_le_bytes(bytes)
 }
@@ -31,7 +32,7 @@ macro_rules! id {
         pub struct $name(String);
 
         impl $name {
-            /// A new random id.
+            /// Creates a random id.
             #[allow(clippy::new_without_default, reason = "every id is different, so none is the default")]
             pub fn new() -> Self {
                 Self(format!(concat!($prefix, "{:032x}"), random()))
@@ -42,7 +43,7 @@ macro_rules! id {
                 well_formed(text, $prefix).then(|| Self(text.to_owned()))
             }
 
-            /// The id as text.
+            /// Returns the id as text.
             pub fn as_str(&self) -> &str {
                 &self.0
             }
@@ -61,7 +62,7 @@ id!(
     SessionId, "ses_"
 );
 id!(
-    /// The id of a version, that is of one immutable snapshot: `ver_` and 32 hexadecimal digits.
+    /// The id of a version, which is one immutable snapshot: `ver_` and 32 hexadecimal digits.
     VersionId, "ver_"
 );
 id!(
@@ -70,8 +71,8 @@ id!(
 );
 
 impl SessionId {
-    /// The id of the session that an owner knows by a name of this kind. It names the session alone: as any session, it is
-    /// found by its owner only.
+    /// Returns the id of the session that an owner knows by this name and kind of name. The id gives no access: like
+    /// any session, it is found only by its owner.
     #[must_use]
     pub fn named(owner: Owner, kind: &str, name: &str) -> Self {
         let digest = Sha256::new().chain_update(owner.0).chain_update(kind).chain_update([0]).chain_update(name);

@@ -1,4 +1,4 @@
-//! Cryptography with the server's secret: signatures of snapshots, and sealed snapshots that clients keep.
+//! Cryptography with the server's secret: signed snapshots, and sealed snapshots that clients keep.
 
 use chacha20poly1305::aead::{AeadInOut, KeyInit};
 use chacha20poly1305::{Tag, XChaCha20Poly1305, XNonce};
@@ -6,22 +6,22 @@ use hmac::{Hmac, Mac};
 use rand::RngCore;
 use sha2::Sha256;
 
-/// Length of a signature in bytes.
+/// Size of a signature in bytes.
 pub(super) const SIGNATURE: usize = 32;
 
-/// Bytes that sealing adds: the nonce in front and the tag behind.
+/// Bytes that sealing adds: the nonce in front and the tag at the end.
 pub(super) const SEAL: usize = NONCE + TAG;
 
 const NONCE: usize = 24;
 const TAG: usize = 16;
-/// Fewest bytes of a secret.
+/// Minimum size of a secret in bytes.
 pub const MIN_SECRET: usize = 32;
 
-/// The secret is too short.
+/// The error for a secret that is too short.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the secret must have at least {MIN_SECRET} bytes, found {found}")]
 pub struct KeyError {
-    /// Length of the secret in bytes.
+    /// Size of the secret in bytes.
     pub found: usize,
 }
 
@@ -49,14 +49,14 @@ impl Keys {
         mac(&self.signing).chain_update(message).finalize().into_bytes().into()
     }
 
-    /// Whether `signature` belongs to `message`, compared in constant time.
+    /// Returns whether `signature` belongs to `message`. Compares in constant time.
     pub(super) fn verify(&self, message: &[u8], signature: &[u8]) -> bool {
         mac(&self.signing).chain_update(message).verify_slice(signature).is_ok()
     }
 
     /// Encrypts `message` so that only [`Self::open`] with the same `context` can read it: nonce, ciphertext, tag.
     ///
-    /// The nonce is random. At 24 bytes, two are never equal in practice.
+    /// The nonce is random. With 24 bytes, two nonces are never equal in practice.
     pub(super) fn seal(&self, message: &[u8], context: &[u8]) -> Vec<u8> {
         let mut nonce = [0; NONCE];
         rand::rng().fill_bytes(&mut nonce);
@@ -70,7 +70,8 @@ impl Keys {
         sealed
     }
 
-    /// Decrypts a sealed message; `None` if a byte of it, the context or the secret differs. The tag is checked first.
+    /// Decrypts a sealed message; `None` if any byte of it, the context or the secret differs. The tag is checked
+    /// first.
     pub(super) fn open(&self, sealed: &[u8], context: &[u8]) -> Option<Vec<u8>> {
         let (nonce, rest) = sealed.split_first_chunk::<NONCE>()?;
         let (ciphertext, tag) = rest.split_last_chunk::<TAG>()?;

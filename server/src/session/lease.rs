@@ -1,4 +1,4 @@
-//! Leases: one turn at a time uses a session, and the others wait in order of arrival.
+//! Session leases: one turn at a time uses a session, and other turns wait in order of arrival.
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
@@ -11,28 +11,28 @@ use super::error::StoreError;
 use super::id::SessionId;
 use crate::sync::{AtomicBool, Mutex, MutexGuard, timeout};
 
-/// Suggested delay before a client asks again for a session in use.
+/// The delay suggested to clients before they retry a session that is in use.
 pub(crate) const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// The sessions that are in use or waited for. Others have no entry.
+/// The sessions that are in use or waited for. Other sessions have no entry.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Leases(Arc<Mutex<HashMap<SessionId, Arc<Entry>>>>);
 
 #[derive(Debug, Default)]
 struct Entry {
-    /// A fair lock: waiters get it in the order in which they asked.
+    /// A fair lock: waiters acquire it in the order in which they asked.
     turn: Arc<tokio::sync::Mutex<()>>,
     in_use: AtomicBool,
 }
 
-/// The right to move a session's head, until it is dropped.
+/// The right to move a session's head; dropping it releases the session.
 #[derive(Debug)]
 pub(crate) struct Lease {
     guard: Option<OwnedMutexGuard<()>>,
     claim: Claim,
 }
 
-/// Counts as one user of a session's entry, holding or waiting. The last one removes the entry.
+/// Counts as one user of a session's entry, whether it holds the lease or waits. The last claim removes the entry.
 #[derive(Debug)]
 struct Claim {
     leases: Leases,
@@ -41,7 +41,7 @@ struct Claim {
 }
 
 impl Leases {
-    /// Takes the session's lease, waiting for at most `wait`.
+    /// Takes the session's lease, waiting at most `wait`.
     pub(crate) async fn take(&self, id: &SessionId, wait: Duration) -> Result<Lease, StoreError> {
         let claim = self.claim(id);
         let turn = Arc::clone(&claim.entry().turn);
@@ -54,12 +54,12 @@ impl Leases {
         Ok(Lease { guard: Some(guard), claim })
     }
 
-    /// Whether the session is in use.
+    /// Returns whether the session is in use.
     pub(crate) fn in_use(&self, id: &SessionId) -> bool {
         self.lock().get(id).is_some_and(|entry| entry.in_use.load(Ordering::SeqCst))
     }
 
-    /// The sessions that are in use.
+    /// Returns the sessions that are in use.
     pub(crate) fn all_in_use(&self) -> Vec<SessionId> {
         let used = |(id, entry): (&SessionId, &Arc<Entry>)| entry.in_use.load(Ordering::SeqCst).then(|| id.clone());
         self.lock().iter().filter_map(used).collect()
@@ -82,7 +82,7 @@ impl Claim {
 }
 
 impl Lease {
-    /// The session is not in use any more, but nobody else gets the lease yet.
+    /// Marks the session as no longer in use, but does not pass the lease on yet.
     pub(crate) fn end(&self) {
         self.claim.entry().in_use.store(false, Ordering::SeqCst);
     }
@@ -90,7 +90,7 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        // Before the lock is passed on, because its next holder sets it.
+        // This must happen before the lock is passed on, because the next holder sets it.
         self.end();
         self.guard = None;
     }
@@ -138,7 +138,7 @@ mod tests {
                 }
                 let mut waiting: VecDeque<_> = (0..10).map(|_| Box::pin(leases.take(&id, LONG))).collect();
                 assert!(waiting.iter_mut().all(|waiter| poll(waiter).is_none()));
-                // One that gives up is passed over.
+                // A waiter that gives up is skipped.
                 drop(waiting.remove(3));
                 drop(first);
                 while let Some(mut next) = waiting.pop_front() {

@@ -1,4 +1,4 @@
-//! An index whose operations are measured.
+//! An index that measures its operations.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -13,8 +13,8 @@ use super::index::{
     NewStream, ResponseRow, Rewind, SessionRow, StreamRow, VersionRow, Victims,
 };
 
-/// Calls a macro with the operations in braces and those of [`Index`] that every wrapper treats alike: each with its kind, its name,
-/// its arguments and its result.
+/// Calls a macro with the operations in braces, followed by the operations of [`Index`] that every wrapper treats
+/// alike. Each operation has a kind, a name, arguments and a result.
 macro_rules! operations {
     ($to:ident { $($more:tt)* }) => {
         $to! {
@@ -57,7 +57,7 @@ pub(crate) use operations;
 /// The kinds of operations.
 const OPERATIONS: [&str; 6] = ["read", "commit", "write", "lease", "stream", "sweep"];
 
-/// An index, and the times of its operations.
+/// An index, and the latencies of its operations.
 #[derive(Debug)]
 pub(crate) struct Measured {
     index: Arc<dyn Index>,
@@ -69,13 +69,13 @@ impl Measured {
         Self { index, times: Backend::new("the index", &OPERATIONS, false) }
     }
 
-    /// The times of its operations.
+    /// Returns the latencies of the operations.
     pub(crate) fn times(&self) -> &Arc<Backend> {
         &self.times
     }
 }
 
-/// Implements [`Index`].
+/// Implements [`Index`] for [`Measured`].
 macro_rules! measured {
     ($($kind:literal $name:ident($($argument:ident: $of:ty),*) -> $result:ty;)*) => {
         #[async_trait]

@@ -1,4 +1,4 @@
-//! The stored bytes of snapshots: one object per version, named after it, and written completely or not at all.
+//! The stored bytes of snapshots: one object per version, named after it, written completely or not at all.
 
 use std::collections::{BTreeSet, HashSet};
 use std::fs::Permissions;
@@ -25,30 +25,30 @@ use super::id::VersionId;
 /// The folder of the objects, inside the store's folder.
 const OBJECTS: &str = "objects";
 
-/// An object that finds out whether a remote store works.
+/// The object that is read and written to find out whether a remote store works.
 const PROBE: &str = "probe";
 
 const OPERATIONS: [&str; 4] = [PUT, "get", "delete", "list"];
 
-/// Time limit of one attempt at a remote store, without the time for the bytes themselves.
+/// Time limit of one attempt at a remote store, without the time to transfer the bytes.
 const ATTEMPT: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 4 });
 
-/// After this, no further attempt begins.
+/// Time after which no further attempt begins.
 const PATIENCE: Duration = Duration::from_millis(if cfg!(test) { 500 } else { 6_000 });
 
-/// The slowest transfer that is waited for, in bytes per millisecond: a mebibyte per second.
+/// The minimum transfer rate that is waited for, in bytes per millisecond: one mebibyte per second.
 const SLOWEST: u64 = 1 << 10;
 
-/// The longest transfer that is waited for: much less than the time after which an object that no index names is removed.
+/// The maximum transfer time: much less than the age at which an object that no index names is removed.
 const TRANSFER: Duration = Duration::from_mins(10);
 
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// Time limit of a batch of a list.
+/// Time limit for one batch of a listing.
 const LISTING: Duration = Duration::from_secs(30);
 
-/// Objects, and when each was written in unix milliseconds.
+/// Objects, each with the time when it was written, in unix milliseconds.
 pub(crate) type Batch = Vec<(VersionId, u64)>;
 pub(crate) type Batches = BoxStream<'static, Result<Batch, StoreError>>;
 
@@ -57,15 +57,15 @@ pub(crate) type Batches = BoxStream<'static, Result<Batch, StoreError>>;
 pub(crate) struct Objects {
     store: Arc<dyn ObjectStore>,
     backend: Arc<Backend>,
-    /// For objects in files: their disk and folder, where a process that died may have left partly written files.
+    /// For objects in files: their disk and folder, where a crashed process may have left partly written files.
     folder: Option<(Arc<dyn Disk>, PathBuf)>,
     /// Objects being written, or not yet in the index.
     uploads: Arc<Mutex<HashSet<VersionId>>>,
-    /// Objects written but not yet synced to disk; `None` if every write syncs, or nothing is on a disk.
+    /// Objects written but not yet synced to disk; `None` if every write syncs, or if nothing is on a disk.
     unsynced: Option<Arc<Mutex<HashSet<VersionId>>>>,
 }
 
-/// An object that is being written or is not yet in the index. As long as this lives, it does not count as an orphan.
+/// Marks an object as being written or not yet in the index. Until this is dropped, the object is not an orphan.
 #[derive(Debug)]
 pub(crate) struct Upload {
     objects: Objects,
@@ -82,18 +82,18 @@ impl Objects {
         Self { store, backend, folder: None, uploads: Arc::default(), unsynced: None }
     }
 
-    /// Those of a store that other servers use as well. Operations that fail are tried again for some seconds.
+    /// Uses a store that other servers use as well. Failed operations are retried for some seconds.
     #[cfg(any(test, feature = "postgres"))]
     pub(crate) fn remote(store: Arc<dyn ObjectStore>) -> Self {
         Self { backend: Backend::new("the object store", &OPERATIONS, true), ..Self::new(store) }
     }
 
-    /// What is known of the object store.
+    /// Returns the health and latencies of the object store.
     pub(crate) fn backend(&self) -> &Arc<Backend> {
         &self.backend
     }
 
-    /// Carries out an operation on an object of `bytes` bytes.
+    /// Runs an operation on an object of `bytes` bytes.
     async fn run<T, A: Future<Output = Result<T, StoreError>>>(
         &self,
         operation: &'static str,
@@ -118,7 +118,7 @@ impl Objects {
         self.backend.run(operation, None, tried).await
     }
 
-    /// Finds out whether a remote store works: whether it can be read and, if it cannot or has failed, whether it can be written.
+    /// Checks whether a remote store works: tries a read and, if that fails or a write failed before, a write.
     pub(crate) async fn probe(&self) -> Result<(), StoreError> {
         let path = Path::from(PROBE);
         let failed = |error| failed("it cannot be used", &error);
@@ -135,14 +135,14 @@ impl Objects {
         self.backend.run(PUT, Some(ATTEMPT), write).await
     }
 
-    /// Stores objects as files in `folder`. With `sync`, a write returns once it is on disk.
+    /// Stores objects as files in `folder`. With `sync`, each write returns once it is on disk.
     pub(crate) fn folder(folder: &FilePath, sync: bool) -> Result<Self, StoreError> {
         let store = files(folder, sync)?;
         make_private(folder).map_err(|error| unusable(folder, &error))?;
         Ok(Self::on(Arc::new(SystemDisk), Arc::new(store), folder, sync))
     }
 
-    /// The objects of `store`, which are files in `folder` on this disk. With `sync`, each write syncs its object.
+    /// Uses the objects of `store`, which are files in `folder` on this disk. With `sync`, each write syncs its object.
     pub(crate) fn on(disk: Arc<dyn Disk>, store: Arc<dyn ObjectStore>, folder: &FilePath, sync: bool) -> Self {
         let unsynced = (!sync).then(Arc::default);
         Self { folder: Some((disk, folder.join(OBJECTS))), unsynced, ..Self::new(store) }
@@ -158,7 +158,7 @@ impl Objects {
             written.map(drop).map_err(|error| failed("writing an object failed", &error))
         });
         if let Err(error) = written.await {
-            // Nothing points to a partly written object, so it can be removed at once; if that fails, the sweep does it.
+            // Nothing points to a partly written object, so remove it at once; if that fails, the sweep removes it.
             if !self.backend.is_remote() {
                 drop(self.store.delete(&path).await);
             }
@@ -194,7 +194,7 @@ impl Objects {
         })
     }
 
-    /// Whether an object was written completely. Where a write returns only once it is on disk, it was.
+    /// Returns whether a file object is whole: its size is `bytes`, and it decodes. Objects outside files always are.
     pub(crate) fn is_whole(&self, id: &str, bytes: u64, decodes: impl Fn(&[u8]) -> bool) -> bool {
         let (Some((disk, objects)), Some(id)) = (&self.folder, VersionId::parse(id)) else { return true };
         let found = disk::read(&**disk, &objects.join(shard(&id)).join(id.as_str()));
@@ -223,7 +223,7 @@ impl Objects {
         .await
     }
 
-    /// Whether there is an object of this name.
+    /// Returns whether an object of this name exists.
     #[cfg(feature = "postgres")]
     pub(crate) async fn exists(&self, id: &VersionId) -> Result<bool, StoreError> {
         match self.store.head(&path(id)).await {
@@ -254,8 +254,8 @@ impl Objects {
         removed.buffer_unordered(8).filter_map(std::future::ready).collect().await
     }
 
-    /// Lists every object with the time when it was written, in batches of at most `batch`. After a failure of a remote store,
-    /// the list ends with an error.
+    /// Lists every object with the time when it was written, in batches of at most `batch`. After a failure of a remote
+    /// store, the list ends with an error.
     pub(crate) fn batches(&self, batch: usize) -> Batches {
         let is_remote = self.backend.is_remote();
         let named = self.store.list(Some(&Path::from(OBJECTS))).filter_map(move |found| {
@@ -274,23 +274,23 @@ impl Objects {
         named.chunks(batch).map(|batch| batch.into_iter().collect()).boxed()
     }
 
-    /// The next of these batches.
+    /// Returns the next batch.
     pub(crate) async fn next(&self, batches: &mut Batches) -> Result<Option<Batch>, StoreError> {
         self.backend.run("list", Some(LISTING), async { batches.next().await.transpose() }).await
     }
 
-    /// Whether any object exists.
+    /// Returns whether any object exists.
     pub(crate) async fn any(&self) -> bool {
         self.store.list(Some(&Path::from(OBJECTS))).next().await.is_some()
     }
 
-    /// Whether the object is being written or not yet in the index.
+    /// Returns whether the object is being written or is not yet in the index.
     pub(crate) fn is_uploading(&self, id: &VersionId) -> bool {
         self.lock().contains(id)
     }
 
-    /// Removes files that an earlier process left partly written: `object_store` names them after the object, `#` and a
-    /// number. Returns how many there were.
+    /// Removes files that an earlier process left partly written; `object_store` names them after the object, followed
+    /// by `#` and a number. Returns how many it removed.
     pub(crate) fn remove_temporaries(&self) -> std::io::Result<usize> {
         let Some((disk, objects)) = &self.folder else { return Ok(0) };
         let mut removed = 0;
@@ -316,7 +316,7 @@ impl Objects {
     }
 }
 
-/// An object store of files in `folder`, which other servers may write as well. Each write returns once it is on disk.
+/// Returns an object store of files in `folder`, which other servers may write too. Each write is synced to disk.
 ///
 /// # Errors
 /// The folder cannot be created or written.
@@ -324,11 +324,11 @@ pub fn folder_objects(folder: &FilePath) -> Result<Arc<dyn ObjectStore>, StoreEr
     Ok(Arc::new(files(folder, true)?))
 }
 
-/// The files in a folder, which is created if necessary.
+/// Returns the store of files in a folder, which is created if necessary.
 fn files(folder: &FilePath, sync: bool) -> Result<LocalFileSystem, StoreError> {
     let objects = folder.join(OBJECTS);
-    // All subfolders are made before any object, because a concurrent writer could otherwise treat a folder as durable that
-    // another has just created.
+    // All subfolders are made before any object: otherwise, a concurrent writer could take a folder for durable that
+    // another one has just created.
     make_folder(&objects, sync).map_err(|error| unusable(folder, &error))?;
     for first in 0..=u8::MAX {
         std::fs::create_dir_all(objects.join(format!("{first:02x}"))).map_err(|error| unusable(folder, &error))?;
@@ -347,7 +347,7 @@ fn lock(ids: &Mutex<HashSet<VersionId>>) -> MutexGuard<'_, HashSet<VersionId>> {
     ids.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Closes a folder that an earlier version has created to other users of the machine.
+/// Removes other users' access to a folder that an earlier version of the server created.
 fn make_private(folder: &FilePath) -> std::io::Result<()> {
     let mode = std::fs::metadata(folder)?.permissions().mode();
     if mode & 0o077 != 0 {
@@ -364,8 +364,8 @@ pub(crate) fn make_folder(folder: &FilePath, sync: bool) -> std::io::Result<()> 
     if !sync {
         return Ok(());
     }
-    // A folder's name is on disk once its parent is synced. Ancestors that already existed may be newly created by another
-    // process, so they are synced as well, if they can be opened.
+    // A folder's name is on disk once its parent is synced. Ancestors that already existed may have just been created
+    // by another process, so they are synced as well, if they can be opened.
     for ancestor in folder.ancestors() {
         let path = if ancestor.as_os_str().is_empty() { FilePath::new(".") } else { ancestor };
         let synced = sync_folder(path);
@@ -380,7 +380,7 @@ fn sync_folder(folder: &FilePath) -> std::io::Result<()> {
     std::fs::File::open(folder)?.sync_all()
 }
 
-/// The subfolder of an object: the first two digits of its id.
+/// Returns the name of an object's subfolder: the first two digits of its id.
 fn shard(id: &VersionId) -> &str {
     &id.as_str()[4..6]
 }

@@ -1,14 +1,14 @@
-//! Object stores by their addresses.
+//! Opens object stores by their URLs.
 
 use object_store::path::Path;
 use object_store::{ObjectStore, parse_url_opts};
 use url::Url;
 
-/// The object store at `url`, and the path in it, with settings from environment variables. Failures of S3 are reported after some
-/// seconds: `object_store` itself tries for three minutes.
+/// Returns the object store at `url` and the path in it. Settings come from environment variables. Failures of S3 are
+/// reported after some seconds; by default, `object_store` would retry for three minutes.
 ///
 /// # Errors
-/// The address or a variable is wrong, or this program was built without that kind of store.
+/// The URL or a variable is wrong, or this program was built without that kind of store.
 pub fn objects_at(
     url: &Url,
     variables: impl IntoIterator<Item = (String, String)>,
@@ -28,7 +28,7 @@ mod s3 {
     use object_store::{BackoffConfig, RetryConfig};
     use url::Url;
 
-    /// When no further attempt begins. An attempt whose answer does not come is given up by the store, sooner than by this.
+    /// Time after which no further attempt begins. Attempts without an answer are ended by the store's own time limit.
     const PATIENCE: Duration = Duration::from_secs(3);
 
     pub(super) fn open(
@@ -59,7 +59,7 @@ mod tests {
     use crate::session::id::VersionId;
     use crate::session::objects::Objects;
 
-    /// Answers one request: that the token is wrong, with the token.
+    /// Answers one request with an error that says that the token is wrong and quotes it.
     async fn refuse(listener: TcpListener) {
         let (mut socket, _) = listener.accept().await.expect("a connection");
         let mut request = [0; 4096];

@@ -1,12 +1,14 @@
-//! Finds the longest stored prefix of a text: of a history that is sent again, or of instructions that many texts begin with.
+//! Finds the longest stored prefix of a text: of a history that is sent again, or of instructions that many texts
+//! share.
 //!
-//! Bounded in bytes and, per owner, in number; the least recently used entry is evicted first. A prefix may end at any
-//! token: entries are found by the digest of their tokens, and compared only with texts of the same owner.
+//! The index is bounded in bytes and, per owner, in entries; the least recently used entry is evicted first. A prefix
+//! may end at any token: entries are found by the digest of their tokens, and compared only with texts of the same
+//! owner.
 //!
-//! A state cannot be cut, so texts that only begin alike share no more than the longest state amid what they have in common.
-//! There are two: a long prompt leaves one a little before its end, where a question after the same instructions may begin;
-//! and a prompt leaves one where it parts from an earlier one, of which the tokens are kept (the rule of Marconi, Pan et al.,
-//! MLSys 2025).
+//! A state cannot be truncated, so texts with the same beginning can only share a state that was kept inside their
+//! common part. Prompts leave two kinds of such states: a long prompt leaves one a little before its end, where a
+//! different question after the same instructions may begin; and a prompt leaves one where it diverges from an earlier
+//! prompt, whose tokens are kept (the rule of Marconi, Pan et al., MLSys 2025).
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -15,7 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::id::Owner;
 use super::snapshot::{History, Snapshot};
 
-/// Stored prefixes of all owners' texts.
+/// The stored prefixes of all owners' texts.
 #[derive(Debug)]
 pub struct PrefixIndex {
     inner: Mutex<Inner>,
@@ -28,7 +30,7 @@ pub struct PrefixIndex {
 #[derive(Debug, Default)]
 struct Inner {
     owners: HashMap<Owner, Entries>,
-    /// Time of last use on `clock`, oldest first.
+    /// Entries by time of last use on `clock`, oldest first.
     last_uses: BTreeMap<u64, (Owner, Key)>,
     clock: u64,
     bytes: usize,
@@ -41,7 +43,7 @@ type Key = (u64, History);
 #[derive(Debug)]
 struct Entry {
     snapshot: Arc<Snapshot>,
-    /// The prompt, if the snapshot is of one.
+    /// The tokens of the prompt, if the snapshot is at the end of one.
     prompt: Option<Arc<[u32]>>,
     used: u64,
 }
@@ -52,27 +54,27 @@ impl Entry {
     }
 }
 
-/// Fewest tokens that two prompts must have in common beyond what is known of them for a state where they part: fewer save too
-/// little for an entry, which takes another's place.
+/// Minimum number of tokens that two prompts must share beyond what a known state covers, for a state to be kept where
+/// they diverge. Fewer tokens save too little for an entry, which displaces another.
 const SHORTEST_BRANCH: usize = 32;
 
-/// Fewest tokens to read of a prompt that leaves a state before its end, and how long before.
+/// Minimum number of unread tokens for a prompt to leave a state before its end, and how many tokens before the end.
 const LONG: usize = 512;
 const QUESTION: usize = 256;
 
 impl PrefixIndex {
-    /// An empty index of at most `max_bytes`, with at most `max_per_owner` prefixes per owner. Zero disables it.
+    /// Creates an index of at most `max_bytes`, with at most `max_per_owner` prefixes per owner. Zero disables it.
     pub fn new(max_bytes: usize, max_per_owner: usize) -> Self {
         let (hits, misses) = (AtomicU64::new(0), AtomicU64::new(0));
         Self { inner: Mutex::default(), max_bytes: AtomicUsize::new(max_bytes), max_per_owner, hits, misses }
     }
 
-    /// Its bound in bytes.
+    /// Returns the bound in bytes.
     pub fn max_bytes(&self) -> usize {
         self.max_bytes.load(Relaxed)
     }
 
-    /// Lowers the bound; to be called before anything is stored.
+    /// Lowers the bound. Call this before anything is stored.
     pub fn limit(&self, max_bytes: usize) {
         self.max_bytes.fetch_min(max_bytes, Relaxed);
     }
@@ -85,13 +87,13 @@ impl PrefixIndex {
         }
     }
 
-    /// Whether the index stores anything at all.
+    /// Returns whether the index stores anything at all.
     pub fn is_on(&self) -> bool {
         self.max_bytes() > 0 && self.max_per_owner > 0
     }
 
-    /// Stores `snapshot` as a prefix of its owner's texts, evicting others if necessary. `prompt` is the text that it is at the
-    /// end of, if that is one that others may begin like.
+    /// Stores `snapshot` as a prefix of its owner's texts, evicting others if necessary. `prompt` is the text that the
+    /// snapshot is at the end of, if other prompts may share its beginning.
     pub fn keep(&self, owner: Owner, snapshot: &Arc<Snapshot>, prompt: Option<Arc<[u32]>>) {
         let entry = Entry { snapshot: Arc::clone(snapshot), prompt, used: 0 };
         if snapshot.read == 0 || entry.bytes() > self.max_bytes() || !self.is_on() {
@@ -109,7 +111,7 @@ impl PrefixIndex {
         }
     }
 
-    /// The longest stored prefix of `tokens` that leaves at least one token to read.
+    /// Returns the longest stored prefix of `tokens` that leaves at least one token to read.
     pub fn longest(&self, owner: Owner, tokens: &[u32]) -> Option<Arc<Snapshot>> {
         let found = self.find(owner, tokens);
         if self.is_on() {
@@ -139,15 +141,15 @@ impl PrefixIndex {
         keys.iter().rev().find_map(|key| inner.touch(owner, *key))
     }
 
-    /// The number of tokens after which a state amid the prompt `tokens` may serve later ones, of which a state with `known`
-    /// tokens exists.
+    /// Returns the number of tokens after which a state inside the prompt `tokens` may serve later prompts; `None` if
+    /// it would not pay. A state after the first `known` tokens already exists.
     pub fn mark(&self, owner: Owner, tokens: &[u32], known: u64) -> Option<usize> {
         let known = usize::try_from(known).unwrap_or(usize::MAX);
         let before_end = || (tokens.len().saturating_sub(known) >= LONG).then(|| tokens.len() - QUESTION);
         self.branch(owner, tokens, known).or_else(before_end)
     }
 
-    /// The number of tokens that `tokens` has in common with an earlier prompt, the most, if that is enough.
+    /// Returns the largest number of tokens that `tokens` shares with an earlier prompt, if that is enough.
     fn branch(&self, owner: Owner, tokens: &[u32], known: usize) -> Option<usize> {
         let prompts: Vec<Arc<[u32]>> = {
             let inner = self.lock();
@@ -159,12 +161,12 @@ impl PrefixIndex {
         (longest.saturating_sub(known) >= SHORTEST_BRANCH).then_some(longest)
     }
 
-    /// Hits and misses.
+    /// Returns the numbers of hits and misses.
     pub fn lookups(&self) -> (u64, u64) {
         (self.hits.load(Relaxed), self.misses.load(Relaxed))
     }
 
-    /// Number of prefixes, and their bytes.
+    /// Returns the number of prefixes, and their bytes.
     pub fn size(&self) -> (usize, usize) {
         let inner = self.lock();
         (inner.last_uses.len(), inner.bytes)
@@ -178,7 +180,7 @@ impl PrefixIndex {
 impl Inner {
     fn insert(&mut self, owner: Owner, entry: Entry) {
         let key = (entry.snapshot.read, entry.snapshot.history);
-        // The same text has the same state, so the existing entry stays; it may now be known to end a prompt.
+        // The same text has the same state, so the existing entry stays. It takes the prompt if it had none.
         if self.touch(owner, key).is_some() {
             let known = self.owners.get_mut(&owner).and_then(|entries| entries.get_mut(&key));
             if let Some(known) = known.filter(|known| known.prompt.is_none()) {
@@ -194,7 +196,7 @@ impl Inner {
         self.owners.entry(owner).or_default().insert(key, Entry { used: self.clock, ..entry });
     }
 
-    /// The snapshot under `key`, marked as most recently used.
+    /// Returns the snapshot under `key`, and marks it as most recently used.
     fn touch(&mut self, owner: Owner, key: Key) -> Option<Arc<Snapshot>> {
         let entry = self.owners.get_mut(&owner)?.get_mut(&key)?;
         self.clock += 1;
@@ -256,14 +258,14 @@ mod tests {
         let bytes =
             of(&text(40, 1)[..89]).bytes() + 2 * of(&text(100, 1)[..149]).bytes() + (90 + 2 * 150) * size_of::<u32>();
         assert_eq!(index.size(), (3, bytes), "the prompts count");
-        // A state at the end of a text says nothing of others.
+        // An entry without a prompt does not create a branch.
         index.keep(ANN, &of(&text(140, 1003)), None);
         let branch = |alike, known| index.mark(ANN, &text(alike, 7), known);
         assert_eq!((branch(100, 0), branch(60, 0), branch(140, 0)), (Some(100), Some(60), Some(100)));
         assert_eq!((branch(100, 68), branch(100, 69), branch(100, 100)), (Some(100), None, None));
         assert_eq!((branch(32, 0), branch(31, 0)), (Some(32), None));
         assert_eq!(index.mark(BEN, &text(100, 7), 0), None);
-        // The prompts before this one count to their ends, and this one to its own.
+        // Earlier prompts count up to their ends, and this prompt up to its own.
         assert_eq!(
             (index.mark(ANN, &text(100, 1001), 0), index.mark(ANN, &text(100, 1001)[..90], 0)),
             (Some(150), Some(90))

@@ -1,5 +1,5 @@
-//! An index that several servers in one process share, for tests: the embedded one in memory, with streams, and with servers
-//! that die at a chosen moment. What a dead server asks of it never returns.
+//! An index that several servers in one process share, for tests: the embedded index in memory, with streams, and with
+//! servers that die at a chosen moment. A request that a dead server makes of the index never returns.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -40,7 +40,7 @@ struct Streams {
     rows: HashMap<(Owner, String), StreamRow>,
     holders: HashMap<String, usize>,
     dead: HashSet<usize>,
-    /// Servers that are alive and have not been seen for too long.
+    /// Servers that are alive but have not been seen for too long.
     lapsed: HashSet<usize>,
     servers: usize,
 }
@@ -51,9 +51,9 @@ pub(crate) struct Member {
     cluster: Arc<Cluster>,
     number: usize,
     state: Mutex<State>,
-    /// Notified when the server is asked to commit and dies.
+    /// Notified when the server is asked to commit and dies or hangs.
     pub(crate) died: Notify,
-    /// Ends its hanging.
+    /// Wakes a server that hangs.
     pub(crate) wakes: Notify,
 }
 
@@ -78,7 +78,7 @@ impl Cluster {
         Arc::new(Self { index, objects, streams: Mutex::default() })
     }
 
-    /// The store of a new server.
+    /// Adds a server, and returns its view of the index and its store.
     pub(crate) fn join(self: &Arc<Self>, codec: Arc<dyn SnapshotCodec>) -> (Arc<Member>, Store) {
         let mut streams = self.lock();
         streams.servers += 1;
@@ -96,17 +96,17 @@ impl Cluster {
         (member, Store::over(index, objects, StoreOptions::new(Location::Memory), codec))
     }
 
-    /// The number of streams that are recorded.
+    /// Returns the number of recorded streams.
     pub(crate) fn streams(&self) -> usize {
         self.lock().rows.len()
     }
 
-    /// Changes the record of each stream.
+    /// Changes the record of every stream.
     pub(crate) fn change_streams(&self, change: impl Fn(&[u8]) -> Vec<u8>) {
         self.lock().rows.values_mut().for_each(|row| row.record = change(&row.record));
     }
 
-    /// Whether somebody holds the stream.
+    /// Returns whether a server holds the stream.
     pub(crate) fn is_held(&self, id: &str) -> bool {
         self.lock().holders.contains_key(id)
     }
@@ -117,12 +117,12 @@ impl Cluster {
 }
 
 impl Member {
-    /// Lets the server die when it is next asked to commit.
+    /// Makes the server die when it is next asked to commit.
     pub(crate) fn dies(&self, when: Death) {
         self.lock().dies = Some(when);
     }
 
-    /// Lets the server hang instead of dying, so that it counts as alive.
+    /// Makes the server hang instead of dying, so that it counts as alive.
     pub(crate) fn hangs(&self) {
         self.lock().hangs = true;
     }
@@ -132,12 +132,12 @@ impl Member {
         self.cluster.lock().dead.insert(self.number);
     }
 
-    /// Lets others take the server's streams over, although it is alive.
+    /// Lets other servers take over this server's streams, although it is alive.
     pub(crate) fn lapses(&self) {
         self.cluster.lock().lapsed.insert(self.number);
     }
 
-    /// Lets the server fail to record streams, and to withdraw records.
+    /// Makes the server fail to record streams and to withdraw records.
     pub(crate) fn refuses_streams(&self) {
         self.lock().refuses_streams = true;
     }

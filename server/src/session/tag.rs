@@ -1,14 +1,14 @@
-//! Tags, and how clients name versions: by id, or by a tag of a session.
+//! Tags, and how clients refer to versions: by id, or by a tag of a session.
 
 use std::fmt;
 
 use super::id::VersionId;
 
-/// Most characters of a tag's name.
+/// Maximum number of characters in a tag's name.
 const MAX_NAME: usize = 64;
 
-/// A name for a version within one session: 1 to 64 of `A-Z`, `a-z`, `0-9`, `.`, `_` and `-`. It does not begin with `.`,
-/// because paths of URLs give `.` and `..` another meaning, nor with `ver_`, as the ids of versions do.
+/// A client's name for a version, unique within one session: 1 to 64 of `A-Z`, `a-z`, `0-9`, `.`, `_` and `-`. It does
+/// not begin with `.`, because `.` and `..` have a meaning in URL paths, nor with `ver_`, like the ids of versions.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TagName(String);
 
@@ -20,7 +20,7 @@ impl TagName {
         (right && !text.starts_with('.') && !text.starts_with("ver_")).then(|| Self(text.to_owned()))
     }
 
-    /// The name as text.
+    /// Returns the name as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -32,10 +32,10 @@ impl fmt::Display for TagName {
     }
 }
 
-/// What names a version.
+/// A reference to a version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VersionRef {
-    /// Its id.
+    /// The version's id.
     Id(VersionId),
     /// A tag of the session that the request is about.
     Tag(TagName),

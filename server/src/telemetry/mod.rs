@@ -1,17 +1,17 @@
-//! Traces of requests, sent to a collector: only in programs built with the feature `otlp`.
+//! Request traces, sent to a collector; only in programs built with the feature `otlp`.
 
 #[cfg(feature = "otlp")]
 mod otlp;
 #[cfg(feature = "otlp")]
 pub(crate) use otlp::Telemetry;
 
-/// Stands in for the exporter in a program built without it.
+/// Replaces the exporter in a program built without it.
 #[cfg(not(feature = "otlp"))]
 pub(crate) struct Telemetry;
 
 #[cfg(not(feature = "otlp"))]
 impl Telemetry {
-    /// Refuses to start when a collector is named.
+    /// Refuses to start if a collector is named.
     pub(crate) fn start(collector: Option<&str>) -> anyhow::Result<Self> {
         anyhow::ensure!(
             collector.is_none_or(str::is_empty),

@@ -1,5 +1,5 @@
-//! Exports traces to a collector by OTLP over HTTP. A thread of its own sends them in batches, so that no request
-//! waits; while the collector is down, the log has a warning now and then.
+//! Exports traces to a collector by OTLP over HTTP. A separate thread sends them in batches, so that no request waits;
+//! while the collector is down, the log has an occasional warning.
 
 use std::env;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,10 +16,10 @@ use tokio::runtime::Handle;
 use tokio::time::timeout;
 use tracing::{debug, warn};
 
-/// Longest time to send one batch, and to send what is left at shutdown.
+/// Time limit for sending one batch, and for sending the rest at shutdown.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Least time between two warnings that spans are lost.
+/// Minimum time between two warnings about lost spans.
 const BETWEEN_WARNINGS: Duration = Duration::from_mins(1);
 
 /// Path of the traces endpoint below a collector's address.
@@ -29,8 +29,8 @@ const PATH: &str = "v1/traces";
 pub(crate) struct Telemetry(Option<SdkTracerProvider>);
 
 impl Telemetry {
-    /// Exports to the collector at `flag`, or to the one that OpenTelemetry's own variables name, on the runtime of the
-    /// caller.
+    /// Starts exporting to the collector at `flag`, or to the one that OpenTelemetry's own variables name, on the
+    /// caller's runtime.
     pub(crate) fn start(flag: Option<&str>) -> Result<Self> {
         let variable = |name: &str| env::var(name).ok().filter(|value| !value.is_empty());
         let Some(endpoint) = endpoint(flag, variable)? else { return Ok(Self(None)) };
@@ -50,7 +50,7 @@ impl Telemetry {
         Ok(Self(Some(provider)))
     }
 
-    /// Sends what is left, within [`PATIENCE`].
+    /// Sends the remaining spans, within [`PATIENCE`].
     pub(crate) async fn end(self) {
         let Some(provider) = self.0 else { return };
         let ending = tokio::task::spawn_blocking(move || provider.shutdown_with_timeout(PATIENCE));
@@ -60,8 +60,8 @@ impl Telemetry {
     }
 }
 
-/// The address for traces: from the flag, or else from the variables; `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` holds a whole
-/// address, the others that of the collector.
+/// Returns the URL for traces, from the flag or else from the variables. `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` holds the
+/// whole URL; the others hold the collector's.
 fn endpoint(flag: Option<&str>, variable: impl Fn(&str) -> Option<String>) -> Result<Option<String>> {
     let says = |name: &str, word: &str| variable(name).is_some_and(|value| value.eq_ignore_ascii_case(word));
     let below = |base: &str| format!("{}/{PATH}", base.trim_end_matches('/'));
@@ -89,7 +89,7 @@ fn endpoint(flag: Option<&str>, variable: impl Fn(&str) -> Option<String>) -> Re
     Ok(Some(endpoint))
 }
 
-/// The service's name and version; OpenTelemetry's variables override them.
+/// Returns the service's name and version, which OpenTelemetry's variables override.
 fn resource(variable: impl Fn(&str) -> Option<String>) -> Resource {
     let version = KeyValue::new("service.version", env!("CARGO_PKG_VERSION"));
     let named = variable("OTEL_RESOURCE_ATTRIBUTES").is_some_and(|all| all.contains("service.name="));
@@ -100,7 +100,7 @@ fn resource(variable: impl Fn(&str) -> Option<String>) -> Resource {
     resource.with_service_name("tidegate").build()
 }
 
-/// Sends on the server's runtime, because the thread that makes the batches has none.
+/// Sends batches on the server's runtime, because the thread that makes the batches has none.
 #[derive(Debug)]
 struct OnRuntime<E> {
     exporter: Arc<E>,
@@ -108,7 +108,7 @@ struct OnRuntime<E> {
     lost: Mutex<Lost>,
 }
 
-/// Spans that could not be sent.
+/// Counts the spans that could not be sent.
 #[derive(Debug, Default)]
 struct Lost {
     spans: usize,
@@ -116,7 +116,7 @@ struct Lost {
 }
 
 impl Lost {
-    /// Adds `spans` and returns how many to warn about, at most once per [`BETWEEN_WARNINGS`].
+    /// Adds `spans`, and returns how many to warn about, at most once per [`BETWEEN_WARNINGS`].
     fn add(&mut self, spans: usize) -> Option<usize> {
         self.spans += spans;
         if self.warned.is_some_and(|warned| warned.elapsed() < BETWEEN_WARNINGS) {
@@ -145,7 +145,7 @@ impl<E: SpanExporter + 'static> SpanExporter for OnRuntime<E> {
     }
 
     fn set_resource(&mut self, resource: &Resource) {
-        // The SDK sets it before the first batch, so the exporter is not shared yet.
+        // The SDK calls this before the first batch, so the exporter is not shared yet.
         if let Some(exporter) = Arc::get_mut(&mut self.exporter) {
             exporter.set_resource(resource);
         }

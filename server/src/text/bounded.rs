@@ -1,35 +1,36 @@
-//! Encoding of texts of any length: in pieces, up to a number of tokens.
+//! Encodes texts of any length in pieces, up to a limit on tokens.
 
 use super::encoder::{Encoded, Pace};
 use super::error::TextError;
 use super::tokenizer::Tokenizer;
 
-/// Length of a piece, in bytes. The tokenizer takes about 150 bytes of memory for each.
+/// Length of a piece in bytes. The tokenizer takes about 150 bytes of memory for each byte of a piece.
 const PIECE_BYTES: usize = 64 << 10;
 
-/// The special tokens that a text gets.
+/// Which special tokens are added around a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Around {
-    /// Those before and after every text, as by [`Tokenizer::encode`].
+    /// Those before and after every text, as [`Tokenizer::encode`] adds them.
     Both,
-    /// Those before it, unless it has them, as by [`Tokenizer::encode_chat`].
+    /// Those before every text, unless the text has them, as [`Tokenizer::encode_chat`] adds them.
     Begin,
-    /// None, at the beginning of a text.
+    /// None; nothing comes before the text.
     Nothing,
-    /// None, as by [`Tokenizer::encode_more`]: the text continues another.
+    /// None; the text continues another text, as with [`Tokenizer::encode_more`].
     More,
-    /// Those before and after, as by [`Tokenizer::encode_plain`]: special tokens in the text are text.
+    /// Those before and after every text. Special tokens within the text count as plain text, as with
+    /// [`Tokenizer::encode_plain`].
     PlainBoth,
-    /// None, as by [`Tokenizer::encode_plain`].
+    /// None. Special tokens within the text count as plain text, as with [`Tokenizer::encode_plain`].
     PlainNothing,
 }
 
 impl Tokenizer {
-    /// The ids of `text`: the same as in one piece, but with bounded memory, and without reading much beyond `pace.most`
-    /// tokens.
+    /// Encodes `text`. Gives the same ids as encoding it in one piece, but needs bounded memory and reads little more
+    /// than `pace.most` tokens.
     ///
     /// # Errors
-    /// The text is too long, can be cut too rarely, or the tokenizer refuses it.
+    /// The text is too long, has too few places to cut it, or is refused by the tokenizer.
     pub fn encode_within(&self, text: &str, around: Around, pace: &mut Pace<'_>) -> Result<Vec<u32>, TextError> {
         self.encode_in_pieces(text, around, pace, PIECE_BYTES)
     }
@@ -107,7 +108,7 @@ mod tests {
         let error = tokenizer.encode_within(&text, Around::Nothing, &mut pace).unwrap_err();
         assert!(matches!(error, TextError::Tokens { most: 40_000, read: 40_001..120_000 }), "{error:?}");
         assert!(pauses < pieces(&text, PIECE_BYTES).len() - 1);
-        // Fewer tokens than even the longest ones would make: nothing is read.
+        // Even with the longest possible tokens there would be more than the limit, so nothing is read.
         let mut pace = Pace { most: 1000, pause: &mut || () };
         let error = tokenizer.encode_within(&text, Around::Nothing, &mut pace).unwrap_err();
         assert!(matches!(error, TextError::Tokens { most: 1000, read: 0 }), "{error:?}");

@@ -1,4 +1,4 @@
-//! The parts of a byte-level tokenizer of GPT-2's kind, for files that have them in another form than `tokenizer.json`.
+//! A byte-level BPE tokenizer in the style of GPT-2, for files that store it in another form than `tokenizer.json`.
 
 use std::collections::{HashMap, HashSet};
 
@@ -8,30 +8,30 @@ use super::tokenizer::{GenerationDefaults, Tokenizer};
 use super::tokenizer_json::TokenizerJson;
 use super::vocabulary::byte_of;
 
-/// A byte-level tokenizer that finds words as GPT-2's does and merges pairs of tokens within them.
+/// A byte-level tokenizer that splits words like GPT-2's and merges pairs of tokens within them.
 #[derive(Clone, Debug, Default)]
 pub struct BytePairs {
-    /// Tokens in the alphabet of byte-level tokenizers, with their ids.
+    /// Tokens with their ids, spelled in the alphabet of byte-level tokenizers.
     pub tokens: Vec<(u32, String)>,
-    /// Special tokens, by their own text.
+    /// Special tokens with their literal texts.
     pub special: Vec<(u32, String)>,
-    /// Tokens that are found before words are, by their own text.
+    /// Tokens that are matched before the text is split into words, with their literal texts.
     pub added: Vec<(u32, String)>,
-    /// Pairs of tokens that become one, the first ones first.
+    /// Pairs of tokens to merge, in order of priority.
     pub merges: Vec<(String, String)>,
-    /// Whether texts are brought into Unicode's normal form C first.
+    /// Whether texts are normalized to Unicode's form C first.
     pub normal_form_c: bool,
     /// The special token before every text, if any.
     pub begin: Option<u32>,
-    /// The one after every text, if any.
+    /// The special token after every text, if any.
     pub end: Option<u32>,
 }
 
 impl BytePairs {
-    /// The contents of a `tokenizer.json`.
+    /// Returns the contents of a `tokenizer.json`.
     ///
     /// # Errors
-    /// Two tokens have one text, a byte has no token, or there are no such tokens around a text.
+    /// Two tokens have the same text, a byte has no token, or a token to put around texts is not a special token.
     pub(super) fn json(&self) -> Result<Value, String> {
         let Self { tokens, special, added, merges, normal_form_c, begin, end } = self;
         let mut vocab: HashMap<&str, u32> = HashMap::new();
@@ -72,10 +72,10 @@ impl BytePairs {
 }
 
 impl Tokenizer {
-    /// A byte-level tokenizer for a model of `vocab_size` tokens with these recommended parameters.
+    /// Creates a byte-level tokenizer for a model of `vocab_size` tokens with these recommended parameters.
     ///
     /// # Errors
-    /// What is wrong with the tokens or merges.
+    /// Says what is wrong with the tokens or merges.
     pub fn from_byte_pairs(pairs: &BytePairs, vocab_size: usize, defaults: GenerationDefaults) -> Result<Self, String> {
         let (encoder, vocabulary) = TokenizerJson::parse(pairs.json()?.to_string().as_bytes(), vocab_size)?;
         let begin = encoder.begin().map_err(|error| error.to_string())?;
@@ -88,13 +88,13 @@ fn is_in_texts(byte: u8) -> bool {
     !matches!(byte, 0xc0 | 0xc1 | 0xf5..)
 }
 
-/// The byte that a token of one character is.
+/// Returns the byte that a token of one character stands for.
 fn single_byte(text: &str) -> Option<u8> {
     let mut characters = text.chars();
     characters.next().filter(|_| characters.next().is_none()).and_then(byte_of)
 }
 
-/// What puts special tokens before and after a text; null if there are none.
+/// Returns the `post_processor` that puts special tokens before and after a text; null if there are none.
 fn processor([begin, end]: [Option<&str>; 2], vocab: &HashMap<&str, u32>) -> Value {
     if begin.or(end).is_none() {
         return Value::Null;
@@ -117,7 +117,7 @@ mod tests {
         Tokenizer::from_byte_pairs(pairs, vocab_size, GenerationDefaults::default())
     }
 
-    /// All single bytes from id 2 on, "th" and "the", after two special tokens.
+    /// Two special tokens, all single bytes from id 2 on, then "th" and "the".
     fn parts() -> BytePairs {
         let bytes = (0..0x200).filter_map(char::from_u32).filter(|character| byte_of(*character).is_some());
         let words = ["th", "the"].map(str::to_owned);
@@ -170,7 +170,7 @@ mod tests {
         let mut missing = parts();
         missing.tokens.retain(|(_, text)| text != "a");
         assert_eq!(error(&missing), "must have a token for every byte of a text, and has none for 0x61");
-        // Published vocabularies have none for the bytes that no UTF-8 has.
+        // Published vocabularies have no tokens for bytes that never occur in UTF-8.
         let mut published = parts();
         published.tokens.retain(|(_, text)| single_byte(text).is_none_or(is_in_texts));
         assert_eq!(parts().tokens.len() - published.tokens.len(), 13);

@@ -3,32 +3,33 @@
 /// Decodes the bytes of a growing text, never returning part of a character.
 ///
 /// In total, the output equals [`String::from_utf8_lossy`] of the whole input. Bytes that may still become a character
-/// wait; bytes that cannot become U+FFFD.
+/// are held back; bytes that cannot become one turn into U+FFFD.
 #[derive(Clone, Debug, Default)]
 pub struct Detokenizer {
     /// The beginning of a character; at most 3 bytes between calls.
     pending: Vec<u8>,
-    /// Whether the next byte is left out if it is a space.
+    /// Whether to drop the next byte if it is a space.
     drops_space: bool,
 }
 
 impl Detokenizer {
-    /// A detokenizer at the start of a text.
+    /// Creates a detokenizer at the start of a text.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// A detokenizer at the start of a text whose first space is not a part of it: the tokenizer has put it there.
+    /// Creates a detokenizer at the start of a text whose first space is not part of it, because the tokenizer added
+    /// it.
     pub fn without_space() -> Self {
         Self { drops_space: true, ..Self::default() }
     }
 
-    /// Continues where another detokenizer stopped with this [`Self::pending`].
+    /// Continues where another detokenizer stopped with these [`Self::pending`] bytes.
     pub fn resume(pending: &[u8]) -> Self {
         Self { pending: pending.into(), drops_space: false }
     }
 
-    /// The bytes that wait for the rest of their character.
+    /// Returns the bytes that wait for the rest of their character.
     pub fn pending(&self) -> &[u8] {
         &self.pending
     }

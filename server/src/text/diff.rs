@@ -1,34 +1,35 @@
-//! How one text becomes another, word by word.
+//! Computes how one text becomes another, word by word.
 
 use similar::{Algorithm, DiffTag, capture_diff_slices};
 
-/// Most words of either text between what both begin and what both end with: the time that they take grows with their square.
+/// Most words of either text between the common beginning and the common end. The time for a diff grows with their
+/// square.
 pub const MAX_DIFF_WORDS: usize = 5000;
 
-/// What becomes of a piece of the first text.
+/// What happens to a piece of text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Edit {
-    /// It is in both texts.
+    /// The piece is in both texts.
     Equal,
-    /// It is in the first text alone.
+    /// The piece is only in the first text.
     Delete,
-    /// It is in the second text alone.
+    /// The piece is only in the second text.
     Insert,
 }
 
-/// Texts with too many words that differ.
+/// The error for texts with too many words that differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("at most {MAX_DIFF_WORDS} words between the first and the last difference, found {found}")]
 pub struct TooDifferent {
-    /// The words of the text that has more of them.
+    /// The number of words in the differing part of the text that has more.
     pub found: usize,
 }
 
-/// The pieces of both texts in order: those that are equal and those that are deleted make up `one`, and those that are equal
-/// and those that are inserted make up `other`.
+/// Returns the pieces of both texts in order. The equal and the deleted pieces make up `one`; the equal and the
+/// inserted pieces make up `other`.
 ///
 /// # Errors
-/// The texts have too many words between what both begin and what both end with.
+/// The texts have too many words between the common beginning and the common end.
 pub fn diff(one: &str, other: &str) -> Result<Vec<(Edit, String)>, TooDifferent> {
     let (old, new) = (words(one), words(other));
     let start = old.iter().zip(&new).take_while(|(old, new)| old == new).count();
@@ -55,7 +56,7 @@ pub fn diff(one: &str, other: &str) -> Result<Vec<(Edit, String)>, TooDifferent>
     Ok(pieces)
 }
 
-/// Adds words to the last piece, or as a piece of their own.
+/// Appends words to the last piece, or as a new piece.
 fn add(pieces: &mut Vec<(Edit, String)>, edit: Edit, words: &[&str]) {
     let text = words.concat();
     match pieces.last_mut() {
@@ -65,8 +66,8 @@ fn add(pieces: &mut Vec<(Edit, String)>, edit: Edit, words: &[&str]) {
     }
 }
 
-/// The words of a text, each with the white space before it. Every character that is neither a letter nor a digit is a word of
-/// its own.
+/// Splits a text into words, each with the white space before it. Every character that is neither a letter nor a digit
+/// is a word of its own.
 fn words(mut text: &str) -> Vec<&str> {
     let mut words = Vec::new();
     while !text.is_empty() {
@@ -77,7 +78,7 @@ fn words(mut text: &str) -> Vec<&str> {
     words
 }
 
-/// Bytes of the first word.
+/// Returns the length of the first word in bytes.
 fn first_word(text: &str) -> usize {
     let start = text.find(|c: char| !c.is_whitespace()).unwrap_or(text.len());
     let rest = &text[start..];

@@ -1,34 +1,34 @@
-//! What a kind of tokenizer provides: the ids of texts, and the names of tokens.
+//! The interface of a tokenizer implementation: it encodes texts and knows the names of tokens.
 
 use std::sync::Arc;
 
 use super::error::TextError;
 
-/// From a piece of text to its tokens.
+/// A function that encodes a piece of text as tokens.
 pub type Encode = Arc<dyn Fn(&str) -> Vec<u32> + Send + Sync>;
 
-/// How far a text is encoded.
+/// How far a text is encoded, and what happens between its pieces.
 pub struct Pace<'a> {
-    /// Most tokens. Encoding ends soon after as many; a result may still have more.
+    /// Most tokens. Encoding stops soon after reaching this number, so a result may have more.
     pub most: usize,
-    /// Called after each piece but the last.
+    /// Called after each piece except the last.
     pub pause: &'a mut dyn FnMut(),
 }
 
-/// The ids of a text that was encoded in pieces, and the special tokens that belong around it.
+/// The ids of a text that was encoded in pieces, and the special tokens that belong before and after it.
 pub(super) struct Encoded<'a> {
     pub(super) ids: Vec<u32>,
     pub(super) before: &'a [u32],
     pub(super) after: &'a [u32],
 }
 
-/// A kind of tokenizer. In plain encodings, the text of a special token is text like any other; in the others it becomes that
-/// token.
+/// A tokenizer implementation. In a plain encoding, the text of a special token is ordinary text; otherwise it becomes
+/// that token.
 pub(super) trait Encoder: Send + Sync {
-    /// The ids of `text`; with `whole`, those of the special tokens around it too.
+    /// Encodes `text`; with `whole`, including the special tokens around it.
     fn encode(&self, text: &str, whole: bool, plain: bool) -> Result<Vec<u32>, TextError>;
 
-    /// The ids of `text`, read in pieces of about `target` bytes; `None` if it is short enough to be encoded at once.
+    /// Encodes `text` in pieces of about `target` bytes. Returns `None` if it is short enough to be encoded at once.
     fn encode_in_pieces(
         &self,
         text: &str,
@@ -37,19 +37,22 @@ pub(super) trait Encoder: Send + Sync {
         target: usize,
     ) -> Result<Option<Encoded<'_>>, TextError>;
 
-    /// The same for texts that continue another. Some tokenizers treat the beginning of a text in a way of its own.
+    /// Returns the encoder for texts that continue another. Some tokenizers treat the beginning of a text in a special
+    /// way.
     fn more(&self) -> &dyn Encoder;
 
-    /// The text of a special token; `None` for other tokens.
+    /// Returns the text of a special token; `None` for other tokens.
     fn special(&self, id: u32) -> Option<&str>;
 
-    /// The token's name in the vocabulary, in the tokenizer's own alphabet; `None` if its bytes are its name.
+    /// Returns the token's name in the vocabulary, in the tokenizer's own alphabet; `None` if the name is just its
+    /// bytes.
     fn name(&self, id: u32) -> Option<String>;
 
-    /// The token whose text this is.
+    /// Returns the token that has this text.
     fn id(&self, text: &str) -> Option<u32>;
 
-    /// For RWKV's kind the text of the special token between two texts, which may be empty; `None` for others.
+    /// For RWKV tokenizers, returns the text of the special token between two texts, which may be empty; `None` for
+    /// others.
     fn world_separator(&self) -> Option<&str> {
         None
     }

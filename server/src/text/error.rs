@@ -12,13 +12,13 @@ pub enum TextError {
     /// A file has unexpected contents.
     #[error("{path}: {reason}")]
     Contents { path: PathBuf, reason: String },
-    /// More tokens than wanted.
+    /// The text has more tokens than allowed.
     #[error("must be at most {most} tokens long, found more")]
     Tokens { most: usize, read: usize },
-    /// Too many bytes for a tokenizer whose texts cannot be cut.
+    /// The text has too many bytes, for a tokenizer whose texts cannot be cut.
     #[error("must be at most {most} bytes long, found {found}")]
     Bytes { most: usize, found: usize },
-    /// Too many bytes without a place where the text can be cut.
+    /// The text has too many bytes without a place where it can be cut.
     #[error("must have a space or punctuation between words, found more than {most} bytes without")]
     Uncut { most: usize },
     /// The tokenizer refused a text.

@@ -1,4 +1,4 @@
-//! Text and token ids: chat templates, encoding, incremental decoding, and stop strings.
+//! Converts between text and token ids: chat templates, encoding, incremental decoding, stop strings, and grammars.
 //!
 //! Nothing here knows about the model, the engine or HTTP.
 

@@ -1,29 +1,29 @@
-//! Where a prompt leaves a model's reasoning, which the model writes in `<think>…</think>` before its answer.
+//! Detects where a prompt leaves the model's reasoning, which the model writes in `<think>…</think>` before its answer.
 
 use serde::{Deserialize, Serialize};
 
-/// What begins the reasoning.
+/// The tag that begins the reasoning.
 pub const REASONING_OPENS: &str = "<think>";
-/// What ends it.
+/// The tag that ends the reasoning.
 pub const REASONING_CLOSES: &str = "</think>";
-/// What tags end with. RWKV's prompts end before it, because it is one token with what follows it.
+/// The last character of a tag. RWKV's prompts end before it, because it forms one token with what follows it.
 const END: char = '>';
 
-/// What the text after a prompt has to begin with.
+/// What the text after a prompt must begin with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ReasoningStart {
-    /// The answer, or a tag and the reasoning.
+    /// The answer, or the opening tag and the reasoning.
     Free,
-    /// The end of the tag that begins the reasoning.
+    /// The end of the opening tag.
     InOpeningTag,
     /// The reasoning.
     Open,
-    /// The end of the tag that ends the reasoning.
+    /// The end of the closing tag.
     InClosingTag,
 }
 
 impl ReasoningStart {
-    /// After a prompt that ends with `prompt`.
+    /// Returns the start for a text that follows `prompt`, the end of a prompt.
     #[must_use]
     pub fn after(prompt: &[u8]) -> Self {
         let begins = |tag: &str| prompt.ends_with(tag.trim_end_matches(END).as_bytes());

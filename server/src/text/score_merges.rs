@@ -1,52 +1,54 @@
-//! Which pieces of a vocabulary a text consists of, by their scores: of all neighbours that are a piece together, those are joined
-//! first whose piece has the highest score, and of equal ones the leftmost. It begins with single characters.
+//! Splits a text into the pieces of a vocabulary, by their scores. It begins with single characters and joins neighbors
+//! that form a piece together. The pair whose piece has the highest score is joined first, and among equal scores the
+//! leftmost.
 //!
-//! This is the algorithm of SentencePiece and llama.cpp. A list of merges, as `tokenizers` has it, gives other tokens where scores
-//! are equal, or where a piece has characters that are no pieces themselves.
+//! This is the algorithm of SentencePiece and llama.cpp. A list of merges, as `tokenizers` uses it, gives other tokens
+//! if scores are equal, or if a piece contains characters that are not pieces themselves.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 
-/// No part.
+/// Index that stands for no part.
 const NONE: usize = usize::MAX;
 
 /// The pieces of a vocabulary.
 pub(super) struct ScoreMerges {
     pieces: HashMap<Box<str>, Piece>,
-    /// The token of each byte, for characters that are no pieces.
+    /// The token of each byte, for characters that are not pieces.
     bytes: Box<[Option<u32>; 256]>,
-    /// Most bytes of a piece.
+    /// Length of the longest piece in bytes.
     longest: usize,
 }
 
 #[derive(Clone, Copy)]
 struct Piece {
     id: u32,
-    /// The score's place among all scores; equal scores have the same.
+    /// The position of the score among all scores; equal scores have the same rank.
     rank: usize,
 }
 
-/// A part of a text: a character, or several that were joined.
+/// A part of a text: a character, or several characters that were joined.
 struct Part {
     start: usize,
     end: usize,
-    /// The neighbours. A part that was joined to another has none after it.
+    /// The neighbors. A part that was joined to another has no `after`.
     before: usize,
     after: usize,
 }
 
-/// Two neighbours that are a piece together. The greatest pair is joined first.
+/// Two neighbors that form a piece together. The greatest pair is joined first.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Pair {
     rank: usize,
     left: Reverse<usize>,
     right: usize,
-    /// Bytes of both together.
+    /// Length of both together in bytes.
     length: usize,
 }
 
 impl ScoreMerges {
-    /// The pieces with these texts, ids and scores, and the tokens of bytes. No two pieces have the same text.
+    /// Creates the vocabulary of the pieces with these texts, ids and scores, and of the tokens of bytes. No two pieces
+    /// may have the same text.
     pub(super) fn new<'a>(pieces: impl Iterator<Item = (&'a str, u32, f32)>, bytes: Box<[Option<u32>; 256]>) -> Self {
         // The first piece of a vocabulary often has the score -0, which equals 0.
         let pieces: Vec<_> = pieces.map(|(text, id, score)| (text, id, score + 0.0)).collect();
@@ -58,12 +60,12 @@ impl ScoreMerges {
         Self { pieces, bytes, longest }
     }
 
-    /// The piece with this text.
+    /// Returns the id of the piece with this text.
     pub(super) fn id(&self, text: &str) -> Option<u32> {
         self.pieces.get(text).map(|piece| piece.id)
     }
 
-    /// Most bytes of a piece.
+    /// Length of the longest piece in bytes.
     pub(super) fn longest(&self) -> usize {
         self.longest
     }
@@ -86,7 +88,7 @@ impl ScoreMerges {
         let mut queue: BinaryHeap<Pair> =
             (1..parts.len()).filter_map(|right| self.pair(text, &parts, right - 1, right)).collect();
         while let Some(Pair { left: Reverse(left), right, length, .. }) = queue.pop() {
-            // One of the two may have been joined to another part since.
+            // One of the two may have been joined to another part in the meantime.
             if parts[left].after != right || parts[right].end - parts[left].start != length {
                 continue;
             }
@@ -110,7 +112,7 @@ impl ScoreMerges {
         }
     }
 
-    /// Two neighbours, if both exist and are a piece together.
+    /// Returns a pair of neighbors, if both exist and form a piece together.
     fn pair(&self, text: &str, parts: &[Part], left: usize, right: usize) -> Option<Pair> {
         let (start, end) = (parts.get(left)?.start, parts.get(right)?.end);
         let length = end - start;

@@ -1,8 +1,8 @@
-//! Tokenizers whose pieces have scores instead of a list of merges: those in the manner of SentencePiece in GGUF files, with the
-//! ids that llama.cpp gives.
+//! Tokenizers whose pieces have scores instead of a list of merges: the SentencePiece tokenizers of GGUF files, with
+//! the same ids as llama.cpp.
 //!
-//! Added tokens divide a text first. What is between them is encoded by scores, with a space before it that may be only the
-//! tokenizer's.
+//! Added tokens first divide the text. What is between them is encoded by scores, after a space that the tokenizer may
+//! add.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,25 +16,25 @@ use super::tokenizer::{GenerationDefaults, Tokenizer};
 use super::trie::Trie;
 use super::vocabulary::Vocabulary;
 
-/// [`SPACE`] as a text.
+/// [`SPACE`] as a string.
 const SPACE_TEXT: &str = "\u{2581}";
 
-/// A tokenizer's tokens. Texts have `▁` for a space.
+/// The tokens of a tokenizer. In their texts, `▁` stands for a space.
 #[derive(Clone, Debug, Default)]
 pub struct ScoredPieces {
-    /// Tokens that other texts become.
+    /// The tokens that ordinary text becomes.
     pub pieces: Vec<ScoredPiece>,
-    /// The token of each byte, for characters that are no pieces.
+    /// The token of each byte, for characters that are not pieces.
     pub bytes: Vec<(u32, u8)>,
-    /// Special tokens, by their own text.
+    /// Special tokens with their literal texts.
     pub special: Vec<(u32, String)>,
-    /// Tokens that are found first, by their own text, and may also be put together from pieces.
+    /// Tokens that are matched first, with their literal texts. They may also result from joining pieces.
     pub added: Vec<ScoredPiece>,
-    /// Whether there is a space before a text and after special and added tokens.
+    /// Whether a space is added before a text and after special and added tokens.
     pub adds_space: bool,
     /// The special token before every text, if any.
     pub begin: Option<u32>,
-    /// The one after every text, if any.
+    /// The special token after every text, if any.
     pub end: Option<u32>,
 }
 
@@ -45,14 +45,14 @@ pub struct ScoredPiece {
     pub id: u32,
     /// Its text.
     pub text: String,
-    /// Of two pieces, that with the higher score is put together first.
+    /// The piece with the highest score is joined first.
     pub score: f32,
 }
 
-/// The tokenizer for the beginnings of texts, or for what continues them.
+/// The tokenizer for the beginnings of texts, or for texts that continue others.
 struct ScoredTokenizer {
     parts: Arc<Parts>,
-    /// Whether its texts continue others, so that nothing is added before them.
+    /// Whether its texts continue others, so that no space is added before them.
     continues: bool,
     /// The tokenizer for texts that continue others, if it differs.
     more: Option<Box<Self>>,
@@ -60,7 +60,7 @@ struct ScoredTokenizer {
 
 struct Parts {
     merges: ScoreMerges,
-    /// The tokens that divide a text, and those of them that are not special.
+    /// The special and added tokens, which divide a text; and the added tokens alone, for plain text.
     dividing: Trie,
     dividing_plain: Trie,
     special: HashMap<u32, String>,
@@ -72,7 +72,7 @@ struct Parts {
 }
 
 impl ScoredPieces {
-    /// What is wrong, if anything, for a model of `vocab_size` tokens.
+    /// Checks the tokens for a model of `vocab_size` tokens, and returns what is wrong.
     fn check(&self, vocab_size: usize) -> Result<(), String> {
         let mut known: HashMap<&str, u32> = HashMap::new();
         let scored = self.pieces.iter().chain(&self.added);
@@ -100,14 +100,14 @@ impl ScoredPieces {
             return Err(format!("token {id} must be a special token"));
         }
         let has = |byte: &u8| self.bytes.iter().any(|(_, known)| known == byte);
-        // No UTF-8 has the others.
+        // The other bytes do not occur in UTF-8.
         let missing = (0..=u8::MAX).filter(|byte| !matches!(byte, 0xc0 | 0xc1 | 0xf5..)).find(|byte| !has(byte));
         missing.map_or(Ok(()), |byte| {
             Err(format!("must have a token for every byte of a text, and has no <0x{byte:02X}>"))
         })
     }
 
-    /// The bytes that each token adds to a text.
+    /// Returns the bytes that each token adds to a text.
     fn vocabulary(&self, vocab_size: usize) -> Vocabulary {
         let mut tokens: Vec<Box<[u8]>> = vec![Box::default(); vocab_size];
         for ScoredPiece { id, text, .. } in self.pieces.iter().chain(&self.added) {
@@ -154,7 +154,7 @@ fn trie(mut tokens: Vec<(&str, u32)>) -> Trie {
 }
 
 impl Parts {
-    /// The ids of `text`, without special tokens around it.
+    /// Encodes `text`, without special tokens around it.
     fn ids(&self, text: &str, plain: bool, continues: bool) -> Vec<u32> {
         let dividing = if plain { &self.dividing_plain } else { &self.dividing };
         let (mut ids, mut from, mut at, mut with_space) = (Vec::new(), 0, 0, !continues);
@@ -226,10 +226,10 @@ impl Encoder for ScoredTokenizer {
 }
 
 impl Tokenizer {
-    /// A tokenizer in the manner of SentencePiece for a model of `vocab_size` tokens with these recommended parameters.
+    /// Creates a SentencePiece tokenizer for a model of `vocab_size` tokens with these recommended parameters.
     ///
     /// # Errors
-    /// What is wrong with the tokens.
+    /// Says what is wrong with the tokens.
     pub fn from_scored_pieces(
         pieces: ScoredPieces,
         vocab_size: usize,

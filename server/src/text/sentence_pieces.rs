@@ -1,8 +1,8 @@
-//! What is special about `tokenizer.json` files in the manner of SentencePiece: `▁` stands for a space, `<0xNN>` for a byte, and
-//! a text may begin with a space that only the tokenizer has put there.
+//! Support for `tokenizer.json` files in the style of SentencePiece: `▁` stands for a space, `<0xNN>` for a byte, and a
+//! text may begin with a space that only the tokenizer has added.
 //!
-//! Such a space helps models, which know most words with a space before them, so that prompts get it; but it is no part of the
-//! text. A text that continues another must not get one.
+//! Such a space helps models, because they know most words with a space before them. So prompts get one, but it is not
+//! part of the text. A text that continues another must not get one.
 
 use serde_json::{Value, json};
 use tokenizers::Tokenizer;
@@ -12,17 +12,17 @@ use tokenizers::normalizers::NormalizerWrapper;
 use tokenizers::pre_tokenizers::PreTokenizerWrapper;
 use tokenizers::pre_tokenizers::metaspace::PrependScheme;
 
-/// What stands for a space.
+/// The character that stands for a space.
 pub(super) const SPACE: char = '\u{2581}';
 
 /// A tokenizer for texts that continue others.
 pub(super) struct Continuing {
     pub(super) tokenizer: Tokenizer,
-    /// Whether the tokenizer puts a space also at the beginning of what follows a special token.
+    /// Whether the tokenizer also adds a space after a special token.
     pub(super) after_special: bool,
 }
 
-/// Refuses a tokenizer with a part that is not known, and one without a token for some text.
+/// Refuses a tokenizer that has an unknown part, or that has no token for some text.
 pub(super) fn check(tokenizer: &Tokenizer) -> Result<(), String> {
     if !is_decoder(tokenizer.get_decoder()) {
         return Err(format!(
@@ -73,7 +73,7 @@ fn check_model(tokenizer: &Tokenizer) -> Result<(), String> {
     missing.map_or(Ok(()), |byte| Err(format!("must have a token for every byte of a text, and has no <0x{byte:02X}>")))
 }
 
-/// The bytes of a token.
+/// Returns the bytes of a token.
 pub(super) fn bytes(token: &str) -> Vec<u8> {
     let byte = token.strip_prefix("<0x").and_then(|rest| rest.strip_suffix('>')).filter(|digits| digits.len() == 2);
     match byte.and_then(|digits| u8::from_str_radix(digits, 16).ok()) {
@@ -82,7 +82,7 @@ pub(super) fn bytes(token: &str) -> Vec<u8> {
     }
 }
 
-/// The same tokenizer for a text that continues another; `None` if it puts no space before a text.
+/// Returns a copy of the tokenizer for texts that continue others; `None` if it adds no space before a text.
 pub(super) fn continuing(tokenizer: &Tokenizer) -> Result<Option<Continuing>, String> {
     let normalizer = described(tokenizer.get_normalizer());
     let prepends = steps(&normalizer).iter().any(is_prepend);
@@ -108,13 +108,13 @@ pub(super) fn continuing(tokenizer: &Tokenizer) -> Result<Option<Continuing>, St
     Ok(Some(Continuing { tokenizer, after_special: prepends || scheme == PrependScheme::Always }))
 }
 
-/// Whether no token but an added one has a space after another character: then nothing is merged across such a place.
+/// Whether only added tokens have a space after another character. Then nothing is merged across such a place.
 pub(super) fn is_apart(tokenizer: &Tokenizer) -> bool {
     let added = tokenizer.get_added_vocabulary().get_vocab();
     tokenizer.get_vocab(false).keys().all(|token| begins_with_spaces(token) || added.contains_key(token))
 }
 
-/// Whether a token has spaces at its beginning only, or none.
+/// Whether a token has spaces only at its beginning, or none.
 pub(super) fn begins_with_spaces(token: &str) -> bool {
     !token.trim_start_matches(SPACE).contains(SPACE)
 }
@@ -123,7 +123,7 @@ fn described<T: serde::Serialize>(part: Option<&T>) -> Value {
     serde_json::to_value(part).unwrap_or_default()
 }
 
-/// What an error calls a part.
+/// Returns the name of a part for an error message.
 fn kind(part: &Value) -> String {
     let name = |part: &Value| part["type"].as_str().unwrap_or("none").to_owned();
     match part["normalizers"].as_array().or_else(|| part["decoders"].as_array()) {
@@ -148,7 +148,7 @@ fn is_decoder(decoder: Option<&DecoderWrapper>) -> bool {
     }
 }
 
-/// The normalizers that a normalizer consists of.
+/// Returns the normalizers that a normalizer consists of.
 fn steps(normalizer: &Value) -> Vec<Value> {
     match normalizer["normalizers"].as_array() {
         Some(steps) => steps.clone(),

@@ -1,12 +1,12 @@
-//! Where a long text can be cut so that the tokens of its pieces are those of the whole.
+//! Finds the places where a long text can be cut so that its pieces have the same tokens as the whole.
 //!
-//! A byte-level tokenizer finds the words of a text with a regular expression and merges bytes within each word only. In
-//! the expressions below, no word reaches over two kinds of places: between a character that is no whitespace and a
-//! space, and between a letter or digit and a line break or punctuation. Nothing in them depends on the text before a
+//! A byte-level tokenizer finds the words of a text with a regular expression, and merges bytes only within words. With
+//! the expressions below, no word spans two kinds of places: between a character that is not whitespace and a space,
+//! and between a letter or digit and a line break or punctuation. The expressions do not look at the text before a
 //! word, so the rest of the text has the same words on its own.
 //!
-//! A tokenizer in the manner of SentencePiece merges the characters of a whole text. Where none of its tokens has a space after
-//! another character, nothing is merged across such a place. For all other tokenizers nothing is known.
+//! A SentencePiece tokenizer merges characters over the whole text. If none of its tokens has a space after another
+//! character, nothing is merged across such a place. Nothing is known about other tokenizers.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -18,14 +18,15 @@ use super::encoder::{Encoded, Pace};
 use super::error::TextError;
 use super::sentence_pieces;
 
-/// The expressions of Qwen 2 and Llama 3, as the first of two pre-tokenizers. The one of GPT-2 is part of `ByteLevel`.
+/// The expressions of Qwen 2 and Llama 3, as the first of two pre-tokenizers. GPT-2's expression is part of
+/// `ByteLevel`.
 const EXPRESSIONS: [&str; 2] = [
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 ];
 
-/// Before these, a text may be cut after a letter or a digit. None combines with a character before it, and added tokens
-/// rarely have them.
+/// A text may be cut before these characters if a letter or digit precedes them. None of them combines with the
+/// character before it, and added tokens rarely contain them.
 const SEPARATORS: &str = "\n\r.,;:!?\u{3001}\u{3002}\u{ff0c}\u{ff01}\u{ff1f}\u{ff1b}\u{ff1a}\u{300c}\u{300d}";
 
 /// Where texts can be cut.
@@ -33,10 +34,10 @@ const SEPARATORS: &str = "\n\r.,;:!?\u{3001}\u{3002}\u{ff0c}\u{ff01}\u{ff1f}\u{f
 pub(super) enum Cuts {
     /// Between words.
     Words,
-    /// Before a space that follows another character, except these: added tokens end with them, and what follows such a token
-    /// may be encoded in a way of its own.
+    /// Before a space that follows another character, except after `not_after`: added tokens end with those characters,
+    /// and text after an added token may be encoded in a special way.
     Spaces {
-        /// The characters.
+        /// Characters after which texts are not cut.
         not_after: String,
     },
 }
@@ -51,7 +52,7 @@ impl Cuts {
         }
     }
 
-    /// The places at which `text` can be cut, from its beginning.
+    /// The places where `text` can be cut, in ascending order.
     fn places(&self, text: &str) -> impl Iterator<Item = usize> {
         let mut before = text.chars().next();
         text.char_indices().skip(1).filter_map(move |(at, next)| {
@@ -61,25 +62,26 @@ impl Cuts {
     }
 }
 
-/// Longest piece of a text that can be cut nowhere, in bytes.
+/// Longest piece without a place to cut it, in bytes.
 const MAX_PIECE_BYTES: usize = 256 << 10;
 
-/// Longest text of a tokenizer whose texts cannot be cut, in bytes.
+/// Longest text in bytes, for tokenizers whose texts cannot be cut.
 const MAX_WHOLE_BYTES: usize = 1 << 20;
 
-/// What is known of a tokenizer whose texts can be cut.
+/// What is known about a tokenizer whose texts can be cut.
 #[derive(Clone, Debug)]
 pub(super) struct Splitter {
     pub(super) cuts: Cuts,
     /// The special tokens before and after every text.
     pub(super) before: Vec<u32>,
     pub(super) after: Vec<u32>,
-    /// Most bytes of a text that become one token; `None` if the tokenizer changes texts first.
+    /// Most bytes of a text that become one token; `None` if the tokenizer changes texts before encoding them.
     pub(super) longest: Option<usize>,
 }
 
 impl Splitter {
-    /// `None` if nothing is known of the tokenizer. `longest` is the length of its longest token.
+    /// Returns what is known about a byte-level tokenizer; `None` if it is not known where texts can be cut. `longest`
+    /// is the length of its longest token in bytes.
     pub(super) fn of(tokenizer: &tokenizers::Tokenizer, longest: usize) -> Option<Self> {
         let normalizer = serde_json::to_value(tokenizer.get_normalizer()).ok()?;
         let pre_tokenizer = serde_json::to_value(tokenizer.get_pre_tokenizer()).ok()?;
@@ -88,18 +90,20 @@ impl Splitter {
         if known { Self::with(tokenizer, Cuts::Words, longest) } else { None }
     }
 
-    /// [`Self::of`] a tokenizer that [`sentence_pieces::check`] accepts.
+    /// Does the same as [`Self::of`] for a tokenizer that [`sentence_pieces::check`] accepts.
     pub(super) fn of_sentence_pieces(tokenizer: &tokenizers::Tokenizer, longest: usize) -> Option<Self> {
         let added = tokenizer.get_added_tokens_decoder();
         let not_after = added.values().filter_map(|token| token.content.chars().last()).collect();
-        // What stands for a space may be in the text itself, and has three bytes there.
+        // The character that stands for a space may be in the text itself, where it has three bytes.
         let longest = Some(longest * sentence_pieces::SPACE.len_utf8());
-        // A space before an added token that is found in the normalized text is read otherwise at the beginning of a piece.
+        // If an added token is matched in the normalized text, a space before it is read differently at the beginning
+        // of a piece.
         let apart = sentence_pieces::is_apart(tokenizer) && !added.values().any(|token| token.normalized);
         apart.then(|| Self::with(tokenizer, Cuts::Spaces { not_after }, longest))?
     }
 
-    /// [`Self::of_sentence_pieces`] for these pieces and added tokens, with the special tokens around every text.
+    /// Does the same as [`Self::of_sentence_pieces`] for these pieces and added tokens, with the special tokens around
+    /// every text.
     pub(super) fn of_pieces<'a>(
         mut pieces: impl Iterator<Item = &'a str>,
         added: &[&str],
@@ -115,7 +119,7 @@ impl Splitter {
 
     fn with(tokenizer: &tokenizers::Tokenizer, cuts: Cuts, longest: Option<usize>) -> Option<Self> {
         let by_words = matches!(tokenizer.get_model(), ModelWrapper::BPE(model) if model.dropout.is_none());
-        // An added token is found before all words, and must not reach over a cut.
+        // Added tokens are matched before all words, and must not span a cut.
         let added = tokenizer.get_added_tokens_decoder();
         let is_apart = |content: &str| cuts.places(content).next().is_none();
         let apart = added
@@ -130,8 +134,8 @@ impl Splitter {
     }
 }
 
-/// The ids of `text`, read in pieces of about `target` bytes; `None` if it is short enough to be encoded at once. Without a
-/// splitter, it can only be encoded as a whole. `encode` has a piece, and whether it is the first.
+/// Encodes `text` in pieces of about `target` bytes. Returns `None` if it is short enough to be encoded at once.
+/// Without a splitter, a text can only be encoded as a whole. `encode` gets a piece, and whether it is the first.
 pub(super) fn encode_in_pieces<'a>(
     splitter: Option<&'a Splitter>,
     text: &str,
@@ -184,7 +188,7 @@ fn is_known(pre_tokenizer: &Value) -> bool {
     }
 }
 
-/// The special tokens before and after every text; `None` if they depend on the text.
+/// Returns the special tokens before and after every text; `None` if they depend on the text.
 fn around(tokenizer: &tokenizers::Tokenizer) -> Option<(Vec<u32>, Vec<u32>)> {
     let wrapped = |text: &str| {
         let (bare, all) = (ids(tokenizer, text, false).ok()?, ids(tokenizer, text, true).ok()?);
@@ -198,13 +202,14 @@ fn is_cut(previous: char, next: char) -> bool {
     if next == ' ' {
         return !previous.is_whitespace();
     }
-    // Letters that are certainly letters to the expressions: marks, for example, go with punctuation.
+    // Only characters that the expressions certainly treat as letters: marks, for example, go with punctuation.
     let letter = previous.is_ascii_alphanumeric()
         || matches!(previous, '\u{3041}'..='\u{3096}' | '\u{30a1}'..='\u{30fa}' | '\u{4e00}'..='\u{9fff}' | '\u{ac00}'..='\u{d7a3}');
     letter && SEPARATORS.contains(next)
 }
 
-/// The pieces of `text`, each of at most `target` bytes where it can be cut so, else as short as it can be.
+/// Splits `text` into pieces of at most `target` bytes if it can be cut that way, and otherwise into pieces as short as
+/// possible.
 pub(super) fn pieces<'a>(text: &'a str, target: usize, cuts: &Cuts) -> Vec<&'a str> {
     let (mut pieces, mut start, mut last) = (Vec::new(), 0, 0);
     for cut in cuts.places(text).chain([text.len()]) {
@@ -218,12 +223,13 @@ pub(super) fn pieces<'a>(text: &'a str, target: usize, cuts: &Cuts) -> Vec<&'a s
     pieces
 }
 
-/// The ids of `text`; with `special`, those of the special tokens around it too.
+/// Encodes `text`; with `special`, including the special tokens around it.
 pub(super) fn ids(tokenizer: &tokenizers::Tokenizer, text: &str, special: bool) -> Result<Vec<u32>, TextError> {
     Ok(caught(|| tokenizer.encode_fast(text, special))?.get_ids().to_vec())
 }
 
-/// What `encode` gives. A panic of the library is an error: what a file asks of it may be wrong only where a text is encoded.
+/// Runs `encode`, and turns a panic of the library into an error: a tokenizer file may be invalid in ways that only
+/// show when a text is encoded.
 pub(super) fn caught(encode: impl FnOnce() -> tokenizers::Result<Encoding>) -> Result<Encoding, TextError> {
     let encoded = catch_unwind(AssertUnwindSafe(encode));
     let encoded = encoded.map_err(|_| TextError::Encode("the library tokenizers panicked".into()))?;
@@ -240,7 +246,7 @@ mod tests {
 
     use super::*;
 
-    /// The shipped tokenizer with another pre-tokenizer and another normalizer.
+    /// The shipped tokenizer with another pre-tokenizer and normalizer.
     fn tokenizer(pre_tokenizer: &Value, normalizer: &Value) -> tokenizers::Tokenizer {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../weights/checkpoints/tidegate-tiny/tokenizer.json");
         let mut all: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
@@ -267,7 +273,7 @@ mod tests {
         ways.flat_map(|way| normalizers.iter().map(move |normalizer| tokenizer(&way, normalizer))).collect()
     }
 
-    /// Texts of characters that meet at the borders of words.
+    /// Texts of characters that often meet at word boundaries.
     fn texts() -> impl Strategy<Value = String> {
         let parts = [
             " ",

@@ -1,7 +1,7 @@
 //! Stop strings, found across token boundaries.
 //!
-//! The text ends as soon as it contains a stop string, however it is split into tokens. If the same byte completes several
-//! stop strings, the longest counts. Neither it nor anything after it is returned. Text that may turn out to be the
+//! The text ends as soon as it contains a stop string, however it is split into tokens. If the same byte completes
+//! several stop strings, the longest one counts. Neither it nor anything after it is returned. Text that may be the
 //! beginning of a stop string is held back.
 
 use std::sync::Arc;
@@ -9,19 +9,19 @@ use std::sync::Arc;
 /// Most stop strings per request.
 pub const MAX_STOP_STRINGS: usize = 16;
 
-/// Longest stop string in bytes. Each prompt of a request needs a table several times that size.
+/// Longest stop string in bytes. Each prompt of a request needs a table several times this size.
 const MAX_STOP_BYTES: usize = 1024;
 
 /// Why stop strings were refused.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StopError {
-    /// There are too many.
+    /// There are too many strings.
     #[error("stop must contain at most {MAX_STOP_STRINGS} strings, found {0}")]
     TooMany(usize),
-    /// One is empty, which would stop every text at once.
+    /// A string is empty, which would stop every text at once.
     #[error("stop must not contain an empty string")]
     Empty,
-    /// One is too long.
+    /// A string is too long.
     #[error("stop must contain strings of at most {MAX_STOP_BYTES} bytes, found one of {0}")]
     TooLong(usize),
 }
@@ -30,7 +30,7 @@ pub enum StopError {
 #[derive(Clone, Debug, Default)]
 pub struct StopStrings {
     patterns: Arc<[Pattern]>,
-    /// How many of them the request has named.
+    /// How many of them the request has named; the others begin a turn.
     own: usize,
 }
 
@@ -38,7 +38,7 @@ impl StopStrings {
     /// Checks and prepares `strings`.
     ///
     /// # Errors
-    /// More than [`MAX_STOP_STRINGS`], an empty string, or one of more than 1024 bytes.
+    /// There are more than [`MAX_STOP_STRINGS`] strings, or a string is empty or longer than 1024 bytes.
     pub fn new<S: AsRef<str>>(strings: &[S]) -> Result<Self, StopError> {
         if strings.len() > MAX_STOP_STRINGS {
             return Err(StopError::TooMany(strings.len()));
@@ -54,7 +54,7 @@ impl StopStrings {
         Ok(Self { patterns, own: strings.len() })
     }
 
-    /// Lets a conversation's next turn end the text as well, which begins with one of `turns`.
+    /// Also ends the text where the conversation's next turn begins, with one of `turns`.
     #[must_use]
     pub fn with_turns(self, turns: &[&str]) -> Self {
         if turns.is_empty() {
@@ -65,9 +65,9 @@ impl StopStrings {
     }
 }
 
-/// A stop string with its Knuth-Morris-Pratt table, so that each byte of text takes amortised constant time.
+/// A stop string with its Knuth-Morris-Pratt table, so that each byte of text takes amortized constant time.
 ///
-/// Comparing bytes suffices, because UTF-8 is self-synchronising: matches start and end between characters.
+/// Comparing bytes is enough, because UTF-8 is self-synchronizing: matches start and end between characters.
 #[derive(Clone, Debug)]
 struct Pattern {
     bytes: Box<[u8]>,
@@ -90,8 +90,8 @@ impl Pattern {
         Self { bytes, borders }
     }
 
-    /// The number of leading bytes of this string with which the text ends, after `byte` is appended to a text that
-    /// ended with `matched` of them.
+    /// Returns how many leading bytes of this string end the text after `byte` is appended, if the text ended with
+    /// `matched` of them before.
     fn advance(&self, mut matched: usize, byte: u8) -> usize {
         while matched > 0 && byte != self.bytes[matched] {
             matched = self.borders[matched - 1];
@@ -104,7 +104,7 @@ impl Pattern {
 #[derive(Debug)]
 pub struct StopMatcher {
     stops: StopStrings,
-    /// For each stop string, how many of its leading bytes end the text.
+    /// For each stop string, how many of its leading bytes are at the end of the text.
     matched: Vec<usize>,
     /// The end of the text, which may be the beginning of a stop string.
     held: String,
@@ -113,7 +113,7 @@ pub struct StopMatcher {
 }
 
 impl StopMatcher {
-    /// A matcher at the start of a text.
+    /// Creates a matcher at the start of a text.
     pub fn new(stops: StopStrings) -> Self {
         let matched = vec![0; stops.patterns.len()];
         Self { stops, matched, held: String::new(), found: None }
@@ -137,24 +137,24 @@ impl StopMatcher {
         self.found.is_some()
     }
 
-    /// The stop string that was found.
+    /// Returns the stop string that was found.
     pub fn found(&self) -> Option<&str> {
         let pattern = &self.stops.patterns[self.found?];
         std::str::from_utf8(&pattern.bytes).ok()
     }
 
-    /// Whether it is not one that the request has named, but begins the next turn.
+    /// Whether the string that was found begins the next turn, and is not one that the request has named.
     pub fn found_turn(&self) -> bool {
         self.found.is_some_and(|found| found >= self.stops.own)
     }
 
-    /// The end of the text that is held back because it may be the beginning of a stop string.
+    /// Returns the end of the text, which is held back because it may be the beginning of a stop string.
     pub fn held(&self) -> &str {
         &self.held
     }
 
-    /// Adds `text`, appends to `out` what cannot be part of a stop string, and returns whether one was found. After that
-    /// nothing more is returned.
+    /// Adds `text`, and appends to `out` what cannot be part of a stop string. Returns whether a stop string has been
+    /// found; after that, nothing more is appended.
     pub fn push(&mut self, text: &str, out: &mut String) -> bool {
         if self.is_stopped() {
             return true;
@@ -174,8 +174,8 @@ impl StopMatcher {
         false
     }
 
-    /// Adds `text` in which no stop string may end yet. A stop string that lies within it is ordinary text; one that only
-    /// begins in it still counts.
+    /// Adds `text` in which no stop string may end yet. A stop string that lies within it counts as ordinary text; one
+    /// that only begins in it still counts.
     pub fn pass(&mut self, text: &str, out: &mut String) {
         if self.is_stopped() {
             return;
@@ -187,7 +187,7 @@ impl StopMatcher {
         self.release(out);
     }
 
-    /// Adds one byte and returns the longest stop string that it completes.
+    /// Adds one byte. Returns the longest stop string that it completes.
     fn advance(&mut self, byte: u8) -> Option<usize> {
         let mut longest: Option<usize> = None;
         for (index, (pattern, matched)) in self.stops.patterns.iter().zip(&mut self.matched).enumerate() {
@@ -202,7 +202,7 @@ impl StopMatcher {
         longest
     }
 
-    /// Releases what cannot be part of a stop string any more.
+    /// Releases what can no longer be part of a stop string.
     fn release(&mut self, out: &mut String) {
         let hold = self.matched.iter().copied().max().unwrap_or(0);
         let free = self.held.len() - hold;

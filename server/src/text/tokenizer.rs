@@ -1,4 +1,4 @@
-//! The tokenizer: text to token ids, and the ids that end a text.
+//! The tokenizer, which turns text into token ids, and the ids that end a text.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -53,12 +53,12 @@ struct TokenizerConfig {
     bos_token: Option<SpecialToken>,
     #[serde(default)]
     add_bos_token: Option<bool>,
-    /// Read only where the vocabulary's file has no added tokens.
+    /// Read only if the vocabulary's file has no added tokens.
     #[serde(default)]
     added_tokens_decoder: Option<Value>,
 }
 
-/// A token that the vocabulary's file does not have.
+/// A token that is not in the vocabulary's file.
 #[derive(Deserialize)]
 struct AddedToken {
     content: String,
@@ -89,14 +89,14 @@ pub struct Tokenizer {
     vocabulary: Arc<Vocabulary>,
     defaults: GenerationDefaults,
     eos: Arc<[u32]>,
-    /// The special tokens that come before every text.
+    /// The special tokens before every text.
     begin: Vec<u32>,
 }
 
 impl Tokenizer {
-    /// Loads `tokenizer.json` from a checkpoint's folder, or else RWKV's vocabulary file, and, if present,
-    /// `generation_config.json` and `tokenizer_config.json`. `vocab_size` is the model's. `model_eos`, the end-of-text ids
-    /// from its `config.json`, are used if `generation_config.json` names none.
+    /// Loads `tokenizer.json` from a checkpoint's folder, or else RWKV's vocabulary file, and `generation_config.json`
+    /// and `tokenizer_config.json` if they exist. `vocab_size` is the model's. `model_eos`, the end-of-text ids from
+    /// the model's `config.json`, are used if `generation_config.json` names none.
     ///
     /// # Errors
     /// A file cannot be read or parsed, the tokenizer is of another kind, or an id is outside the model's vocabulary.
@@ -128,10 +128,10 @@ impl Tokenizer {
         Ok(tokenizer)
     }
 
-    /// RWKV's tokenizer for a model of `vocab_size` tokens in the file `model`, with the vocabulary beside it, or else `elsewhere`.
+    /// Loads RWKV's tokenizer for the model file `model`: the vocabulary beside it, or else `elsewhere`.
     ///
     /// # Errors
-    /// There is no such file, or it is wrong.
+    /// There is no such file, or it is invalid.
     pub fn of_file(model: &Path, elsewhere: Option<&Path>, vocab_size: usize) -> Result<Self, TextError> {
         let path = world_file::of_file(model, elsewhere).ok_or_else(|| {
             let reason =
@@ -142,7 +142,7 @@ impl Tokenizer {
         tokenizer.map_err(|error| world_file::wrong(&path, error))
     }
 
-    /// A tokenizer of RWKV's kind for a model of `vocab_size` tokens. Its own end of a text ends texts.
+    /// Creates an RWKV tokenizer for a model of `vocab_size` tokens. Its own end-of-text token ends texts.
     ///
     /// # Errors
     /// An id is outside the model's vocabulary.
@@ -167,13 +167,13 @@ impl Tokenizer {
         Self { encoder, vocabulary: Arc::new(vocabulary), defaults, eos: Arc::from([]), begin }
     }
 
-    /// Lets these ids, which must be below the model's `vocab_size`, end a text, besides those that the tokenizer knows itself.
+    /// Makes these ids (below the model's `vocab_size`) end a text, in addition to those that the tokenizer knows.
     pub fn end_with(&mut self, ids: &[u32]) {
         let known = self.eos.iter().filter(|id| !ids.contains(id));
         self.eos = ids.iter().chain(known).copied().collect();
     }
 
-    /// The ids of `text`, with the special tokens that the tokenizer puts around a text.
+    /// Encodes `text`, with the special tokens that the tokenizer puts around a text.
     ///
     /// Here and in the other two encodings, the text of a special token (`<|endoftext|>`) becomes that token, even in
     /// untrusted input. Callers must filter input from users who may not write special tokens.
@@ -184,7 +184,7 @@ impl Tokenizer {
         self.encoder.encode(text, true, false)
     }
 
-    /// The ids of a text that continues a stored one, without special tokens around it. Nothing is merged across the
+    /// Encodes a text that continues a stored one, without special tokens around it. Nothing is merged across the
     /// boundary, so the ids may differ from those of the whole text in one piece.
     ///
     /// # Errors
@@ -193,8 +193,8 @@ impl Tokenizer {
         self.encoder.more().encode(text, false, false)
     }
 
-    /// The ids of a conversation rendered by a chat template. The tokens that begin every text come first exactly once,
-    /// whether the template writes them or leaves them to the tokenizer. None is added at the end, where the answer
+    /// Encodes a conversation rendered by a chat template. The tokens that begin every text come first exactly once,
+    /// whether the template writes them or leaves them to the tokenizer. None are added at the end, where the answer
     /// follows.
     ///
     /// # Errors
@@ -207,38 +207,38 @@ impl Tokenizer {
         Ok([self.begin.as_slice(), &ids].concat())
     }
 
-    /// The bytes of each token.
+    /// Returns the bytes of each token.
     pub fn vocabulary(&self) -> &Arc<Vocabulary> {
         &self.vocabulary
     }
 
-    /// The special tokens that come before every text.
+    /// Returns the special tokens before every text.
     pub fn begin(&self) -> &[u32] {
         &self.begin
     }
 
-    /// The ids that end a text.
+    /// Returns the ids that end a text.
     pub fn eos(&self) -> &Arc<[u32]> {
         &self.eos
     }
 
-    /// The defaults that the model's authors recommend.
+    /// Returns the defaults that the model's authors recommend.
     pub fn defaults(&self) -> &GenerationDefaults {
         &self.defaults
     }
 }
 
-/// The tokenizer's file of the checkpoint in `folder`, which may not exist.
+/// Returns the tokenizer's file for the checkpoint in `folder`; it may not exist.
 pub fn tokenizer_file(folder: &Path) -> PathBuf {
     world_vocabulary(folder).unwrap_or_else(|| folder.join("tokenizer.json"))
 }
 
-/// RWKV's vocabulary file, if it is the tokenizer of the checkpoint in `folder`.
+/// Returns RWKV's vocabulary file, if it is the tokenizer of the checkpoint in `folder`.
 pub(super) fn world_vocabulary(folder: &Path) -> Option<PathBuf> {
     if folder.join("tokenizer.json").exists() { None } else { world_file::find(folder) }
 }
 
-/// `world` with what `tokenizer_config.json` says of it.
+/// Applies the settings of `tokenizer_config.json` to `world`.
 fn with_settings(
     mut world: WorldTokenizer,
     config: TokenizerConfig,

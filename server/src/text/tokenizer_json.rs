@@ -1,4 +1,5 @@
-//! Tokenizers in the format of Hugging Face's `tokenizers`: byte-level ones, and those in the manner of SentencePiece.
+//! Tokenizers in the format of Hugging Face's `tokenizers`: byte-level tokenizers, and those in the style of
+//! SentencePiece.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -13,21 +14,22 @@ use super::sentence_pieces::{self, Continuing};
 use super::split::{self, Splitter, caught, ids};
 use super::vocabulary::{Vocabulary, byte_of};
 
-/// A tokenizer.
+/// A tokenizer from a `tokenizer.json`.
 pub(super) struct TokenizerJson {
     tokenizer: Arc<Library>,
     /// `None` if a text can only be encoded as a whole.
     splitter: Option<Splitter>,
     /// The tokenizer for texts that continue others, if it differs.
     more: Option<Box<Self>>,
-    /// For texts that continue others what encodes the rest of a text from its first special token on, if it differs.
+    /// Set on a tokenizer for texts that continue others, if it differs: encodes the rest of a text from its first
+    /// special token on.
     after_special: Option<Arc<Library>>,
 }
 
 /// A tokenizer of the library.
 struct Library {
     inner: tokenizers::Tokenizer,
-    /// The same, but treating the text of special tokens like any other text. Made on first use.
+    /// A copy that treats the text of special tokens like any other text. Created on first use.
     plain: OnceLock<tokenizers::Tokenizer>,
 }
 
@@ -36,7 +38,7 @@ impl Library {
         Arc::new(Self { inner, plain: OnceLock::new() })
     }
 
-    /// The one for plain text, or the other.
+    /// Returns the tokenizer for plain text, or the normal one.
     fn choose(&self, plain: bool) -> &tokenizers::Tokenizer {
         if !plain {
             return &self.inner;
@@ -56,9 +58,9 @@ impl TokenizerJson {
         Self::parse(&bytes, vocab_size).map_err(|reason| TextError::Contents { path: path.into(), reason })
     }
 
-    /// Reads the contents of a `tokenizer.json`, or gives the reason why not.
+    /// Parses the contents of a `tokenizer.json`. The error is the reason why they are invalid.
     pub(super) fn parse(json: &[u8], vocab_size: usize) -> Result<(Self, Vocabulary), String> {
-        // The library panics at some files that are no JSON, and perhaps at others.
+        // The library panics on some files that are not JSON, and perhaps on others.
         serde_json::from_slice::<IgnoredAny>(json).map_err(|error| error.to_string())?;
         let read = catch_unwind(AssertUnwindSafe(|| tokenizers::Tokenizer::from_bytes(json)));
         let read = read.map_err(|_| "the library tokenizers panicked at it")?;
@@ -95,13 +97,13 @@ impl TokenizerJson {
         self.more.as_deref().unwrap_or(self)
     }
 
-    /// The ids of `text`; with `whole`, those of the special tokens around it too.
+    /// Encodes `text`; with `whole`, including the special tokens around it.
     fn ids(&self, text: &str, whole: bool, plain: bool) -> Result<Vec<u32>, TextError> {
         let tokenizer = self.tokenizer.choose(plain);
         let Some(library) = &self.after_special else { return ids(tokenizer, text, whole) };
         let encoding = caught(|| tokenizer.encode(text, whole))?;
         let added = tokenizer.get_added_vocabulary().get_added_tokens_decoder();
-        // Those that are not found in the normalized text divide it before a space is put anywhere.
+        // Tokens that are not matched in the normalized text divide it before any space is added.
         let divides = |id: &u32| added.get(id).is_some_and(|token| !token.normalized);
         let all = encoding.get_ids();
         let Some(first) = all.iter().position(divides) else { return Ok(all.to_vec()) };
@@ -109,7 +111,7 @@ impl TokenizerJson {
         Ok([&all[..first], &ids(library.choose(plain), &text[start..], false)?].concat())
     }
 
-    /// The special tokens that come before every text, but not those after it.
+    /// Returns the special tokens before every text, without those after it.
     pub(super) fn begin(&self) -> Result<Vec<u32>, TextError> {
         let (bare, mut all) = (ids(&self.tokenizer.inner, "a", false)?, ids(&self.tokenizer.inner, "a", true)?);
         let before = all.windows(bare.len().max(1)).position(|window| window == bare).unwrap_or(0);
@@ -154,8 +156,8 @@ impl Encoder for TokenizerJson {
     }
 }
 
-/// The bytes of every token, or the reason why they do not fit a model of `vocab_size` tokens. `bytes` are those of a token of the
-/// model, and `added` those of a token that was added.
+/// Returns the bytes of every token, or the reason why they do not fit a model of `vocab_size` tokens. `bytes` converts
+/// a token of the library's model, and `added` an added token.
 fn vocabulary(
     tokenizer: &tokenizers::Tokenizer,
     vocab_size: usize,
@@ -179,7 +181,7 @@ fn vocabulary(
     Ok(Vocabulary::new(tokens))
 }
 
-/// The bytes of a token in the alphabet of byte-level tokenizers.
+/// Returns the bytes of a token in the alphabet of byte-level tokenizers.
 fn byte_level(text: String) -> Vec<u8> {
     let bytes = text.chars().map(byte_of).collect::<Option<Vec<u8>>>();
     // A token outside the alphabet was added by hand and stands for its own text.

@@ -1,6 +1,6 @@
-//! A trie over the bytes of a vocabulary's tokens: finds the longest token at the beginning of a text.
+//! A trie over the bytes of a vocabulary's tokens, which finds the longest token at the beginning of a text.
 
-/// The nodes in order of their depth; the children of each follow one another, ordered by their bytes.
+/// The nodes in order of depth. A node's children are adjacent, ordered by their bytes.
 pub(super) struct Trie {
     nodes: Vec<Node>,
     /// The byte that leads to each node.
@@ -17,13 +17,13 @@ struct Node {
 }
 
 impl Trie {
-    /// The trie of tokens that are ordered by their bytes. No two have the same.
+    /// Builds the trie of tokens that are ordered by their bytes. No two may have the same bytes.
     pub(super) fn new(sorted: &[(&[u8], u32)]) -> Self {
         let (mut nodes, mut labels) = (Vec::new(), vec![0]);
-        // The tokens that begin with the bytes of a node, and the number of these bytes.
+        // For each node, the tokens that begin with its bytes, and the number of these bytes.
         let mut below = vec![(sorted, 0)];
         while let Some(&(tokens, depth)) = below.get(nodes.len()) {
-            // The token that has no other bytes is the first.
+            // A token that ends at this node is the first.
             let (token, longer) = match tokens.split_first() {
                 Some(((bytes, id), longer)) if bytes.len() == depth => (Some(*id), longer),
                 _ => (None, tokens),
@@ -38,7 +38,7 @@ impl Trie {
         Self { nodes, labels }
     }
 
-    /// The length and the id of the longest token at the beginning of `text`; `None` if there is none.
+    /// Returns the length and the id of the longest token at the beginning of `text`; `None` if there is none.
     pub(super) fn longest(&self, text: &[u8]) -> Option<(usize, u32)> {
         let (mut node, mut longest) = (&self.nodes[0], None);
         for (at, byte) in text.iter().enumerate() {

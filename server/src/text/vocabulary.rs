@@ -9,38 +9,39 @@ use super::detokenizer::Detokenizer;
 #[derive(Debug)]
 pub struct Vocabulary {
     tokens: Vec<Box<[u8]>>,
-    /// Whether the tokenizer puts a space at the beginning of a text.
+    /// Whether the tokenizer adds a space at the beginning of a text.
     adds_space: bool,
 }
 
 impl Vocabulary {
-    /// A vocabulary in which token `id` has the bytes `tokens[id]`.
+    /// Creates a vocabulary in which token `id` has the bytes `tokens[id]`.
     pub fn new(tokens: Vec<Box<[u8]>>) -> Self {
         Self { tokens, adds_space: false }
     }
 
-    /// The same for a tokenizer that puts a space at the beginning of a text.
+    /// Marks the vocabulary as that of a tokenizer that adds a space at the beginning of a text.
     #[must_use]
     pub fn with_added_space(self) -> Self {
         Self { adds_space: true, ..self }
     }
 
-    /// A detokenizer for what follows the last tokens of a text; all of its tokens, if it is not `cut`.
+    /// Creates a detokenizer for what follows `last`, the last tokens of a text. `cut` says whether the text has tokens
+    /// before them.
     pub fn detokenizer_after(&self, last: &[u32], cut: bool) -> Detokenizer {
         if !cut && self.is_beginning(last) { self.detokenizer() } else { Detokenizer::resume(&self.unfinished(last)) }
     }
 
-    /// A detokenizer at the start of a text.
+    /// Creates a detokenizer at the start of a text.
     pub fn detokenizer(&self) -> Detokenizer {
         if self.adds_space { Detokenizer::without_space() } else { Detokenizer::new() }
     }
 
-    /// Whether the text begins after these tokens.
+    /// Whether the tokens `before` add no bytes, so that the text begins after them.
     pub fn is_beginning(&self, before: &[u32]) -> bool {
         before.iter().all(|id| self.bytes(*id).is_empty())
     }
 
-    /// The first bytes of an incomplete character at the end of the text of `ids`.
+    /// Returns the first bytes of an incomplete character at the end of the text of `ids`.
     pub fn unfinished(&self, ids: &[u32]) -> Vec<u8> {
         // A character has at most 4 bytes, and its beginning does not depend on what precedes it.
         let mut last: Vec<u8> = ids.iter().rev().flat_map(|id| self.bytes(*id).iter().rev()).take(3).copied().collect();
@@ -50,24 +51,25 @@ impl Vocabulary {
         detokenizer.pending().to_vec()
     }
 
-    /// The bytes that `id` adds to a text.
+    /// Returns the bytes that `id` adds to a text.
     pub fn bytes(&self, id: u32) -> &[u8] {
         // The model's vocabulary may be larger than the tokenizer's. Ids in between add nothing.
         self.tokens.get(id as usize).map_or(&[], AsRef::as_ref)
     }
 
-    /// The bytes of a text.
+    /// Returns the bytes of a text.
     pub fn bytes_of(&self, ids: &[u32]) -> Vec<u8> {
         ids.iter().flat_map(|id| self.bytes(*id)).copied().collect()
     }
 
-    /// The bytes of a part of a text. If the text `begins` with it, the space that the tokenizer puts there is left out.
+    /// Returns the bytes of a part of a text. If this part `begins` the text, the space that the tokenizer adds there
+    /// is left out.
     pub fn text_of(&self, ids: &[u32], begins: bool) -> Vec<u8> {
         let bytes = self.bytes_of(ids);
         if begins { self.without_added_space(bytes) } else { bytes }
     }
 
-    /// `text` without the space that the tokenizer puts before it.
+    /// Returns `text` without the space that the tokenizer adds before it.
     pub fn without_added_space(&self, mut text: Vec<u8>) -> Vec<u8> {
         if self.adds_space && text.first() == Some(&b' ') {
             text.remove(0);
@@ -75,14 +77,14 @@ impl Vocabulary {
         text
     }
 
-    /// The bytes of each token, in order of ids.
+    /// Returns the bytes of each token, in order of ids.
     pub fn tokens(&self) -> impl Iterator<Item = &[u8]> {
         self.tokens.iter().map(AsRef::as_ref)
     }
 }
 
-/// The byte for each character of byte-level BPE's printable alphabet: printable Latin-1 characters represent themselves,
-/// and the characters from U+0100 on represent the other 68 bytes in order.
+/// Returns the byte for a character of byte-level BPE's printable alphabet: printable Latin-1 characters represent
+/// themselves, and the characters from U+0100 on represent the other 68 bytes in order.
 pub(super) fn byte_of(character: char) -> Option<u8> {
     let code = u32::from(character);
     if code < 256 {

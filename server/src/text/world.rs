@@ -1,4 +1,4 @@
-//! RWKV's World tokenizer: the ids of a text are those of the longest tokens, from left to right.
+//! RWKV's World tokenizer, which takes the longest token at each place of a text, from left to right.
 
 use std::collections::{HashMap, HashSet};
 
@@ -6,60 +6,60 @@ use super::encoder::{Encoded, Encoder, Pace};
 use super::error::TextError;
 use super::trie::Trie;
 
-/// The id that RWKV's models end texts with, and that comes between two texts in their training.
+/// The id with which RWKV's models end texts, and which stands between two texts in training.
 const END: u32 = 0;
 
-/// Its name.
+/// The name of [`END`].
 pub(super) const END_TEXT: &str = "<|rwkv_tokenizer_end_of_text|>";
 
-/// A tokenizer that takes the longest token at each place of a text. Tokens are any bytes: many are parts of characters.
+/// A tokenizer that takes the longest token at each place. Tokens are any bytes; many are parts of characters.
 pub struct WorldTokenizer {
     trie: Trie,
     tokens: Vec<(u32, Vec<u8>)>,
-    /// Tokens that are found before all others.
+    /// Tokens that are matched before all others.
     added: Vec<Added>,
-    /// The bytes with which their texts begin.
+    /// The bytes with which the texts of added tokens begin.
     starts: [bool; 256],
-    /// The special tokens that come before every text.
+    /// The special tokens before every text.
     begin: Vec<u32>,
-    /// Most bytes of one token.
+    /// Length of the longest token in bytes.
     longest: usize,
 }
 
-/// A token that the vocabulary's file does not have.
+/// A token that is not in the vocabulary's file.
 struct Added {
     id: u32,
     text: String,
     special: bool,
 }
 
-/// An added token in a text: where it begins and ends.
+/// The position of an added token in a text.
 struct Found {
     start: usize,
     end: usize,
     id: u32,
 }
 
-/// Why a list of tokens is no vocabulary.
+/// Why a list of tokens is not a valid vocabulary.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WorldError {
     /// One of the tokens is wrong.
     #[error("entry {at}: {reason}")]
     Entry {
-        /// Its place in the list, from 0.
+        /// Its index in the list, from 0.
         at: usize,
         /// What is wrong.
         reason: EntryError,
     },
-    /// Some texts could not be encoded.
+    /// A byte has no token, so some texts could not be encoded.
     #[error("must have a token for every single byte, and has none for {0:#04x}")]
     Missing(u8),
 }
 
-/// Why a token cannot be one of a vocabulary.
+/// Why a token cannot be part of a vocabulary.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EntryError {
-    /// No bytes.
+    /// The token has no bytes.
     #[error("a token must have at least one byte")]
     Empty,
     /// Two tokens have the same id.
@@ -68,21 +68,21 @@ pub enum EntryError {
     /// Two tokens have the same bytes.
     #[error("the bytes are those of token {0}")]
     Bytes(u32),
-    /// The model has fewer tokens.
+    /// The id is not below the size of the model's vocabulary.
     #[error("token ids must be below the model's vocab_size ({vocab_size}), found {id}")]
     Outside {
         /// The id.
         id: u32,
-        /// The model's tokens.
+        /// The size of the model's vocabulary.
         vocab_size: usize,
     },
 }
 
 impl WorldTokenizer {
-    /// A tokenizer of these ids and bytes. Unless one of the ids is 0, that one is the special token that ends a text.
+    /// Creates a tokenizer from ids and bytes. If no token has the id 0, it is the special token that ends a text.
     ///
     /// # Errors
-    /// A token is empty, two have the same id or the same bytes, or a byte is no token.
+    /// A token is empty, two tokens have the same id or the same bytes, or a byte is not a token.
     pub fn new(tokens: Vec<(u32, Vec<u8>)>) -> Result<Self, WorldError> {
         let entry = |at, reason| Err(WorldError::Entry { at, reason });
         let (mut ids, mut by_bytes) = (HashSet::new(), HashMap::new());
@@ -110,8 +110,8 @@ impl WorldTokenizer {
         Ok(world)
     }
 
-    /// Adds a token that the vocabulary's file does not have. A special one has a name but no bytes. It replaces another added
-    /// token of its id. A text that the vocabulary has keeps the id that it has there, because models are trained with that.
+    /// Adds a token that is not in the vocabulary's file, replacing any added token with the same id. A special token
+    /// has a name but no bytes. A text in the vocabulary keeps its id, because models are trained with that id.
     #[must_use]
     pub fn with_added(mut self, id: u32, text: &str, special: bool) -> Self {
         let known =
@@ -123,7 +123,7 @@ impl WorldTokenizer {
         self
     }
 
-    /// Lets every text begin with these special tokens.
+    /// Makes every text begin with these special tokens.
     #[must_use]
     pub fn with_begin(mut self, begin: Vec<u32>) -> Self {
         self.begin = begin;
@@ -132,7 +132,7 @@ impl WorldTokenizer {
 
     fn add(&mut self, added: Option<Added>) {
         self.added.extend(added);
-        // Of two that begin at the same place, the longer one counts.
+        // If two tokens begin at the same place, the longer one counts.
         self.added.sort_by_key(|added| std::cmp::Reverse(added.text.len()));
         self.starts = [false; 256];
         for added in &self.added {
@@ -141,17 +141,17 @@ impl WorldTokenizer {
         }
     }
 
-    /// The special tokens that come before every text.
+    /// Returns the special tokens before every text.
     pub(super) fn begin(&self) -> &[u32] {
         &self.begin
     }
 
-    /// The id that ends a text, if it is a special token.
+    /// Returns the id that ends a text, if it is a special token.
     pub(super) fn end(&self) -> Option<u32> {
         self.special(END).map(|_| END)
     }
 
-    /// The bytes of each token, in order of ids.
+    /// Returns the bytes of each token, in order of ids.
     pub(super) fn bytes(&self, vocab_size: usize) -> Result<Vec<Box<[u8]>>, WorldError> {
         let mut all: Vec<Box<[u8]>> = vec![Box::default(); vocab_size];
         let added = self.added.iter().map(|added| (added.id, if added.special { &[] } else { added.text.as_bytes() }));
@@ -165,7 +165,7 @@ impl WorldTokenizer {
         Ok(all)
     }
 
-    /// The next added token from `from` on.
+    /// Returns the next added token at or after `from`.
     fn find(&self, text: &[u8], from: usize, plain: bool) -> Option<Found> {
         (from..text.len()).filter(|start| self.starts[usize::from(text[*start])]).find_map(|start| {
             let mut counting = self.added.iter().filter(|added| !(plain && added.special));
@@ -174,7 +174,8 @@ impl WorldTokenizer {
         })
     }
 
-    /// The ids of `text`, without special tokens around it. Calls `piece` with their number after every `target` bytes or so.
+    /// Encodes `text`, without special tokens around it. Calls `piece` with the number of ids every `target` bytes or
+    /// so.
     fn ids(
         &self,
         text: &[u8],
@@ -295,7 +296,7 @@ mod tests {
         WorldTokenizer::new(tokens(&LONGER)).unwrap()
     }
 
-    /// The id of one of [`LONGER`].
+    /// Returns the id of one of [`LONGER`].
     fn long(bytes: &[u8]) -> u32 {
         257 + LONGER.iter().position(|longer| *longer == bytes).unwrap() as u32
     }
@@ -338,7 +339,7 @@ mod tests {
         let world = world().with_added(300, "\n\n", true).with_added(byte(b'a'), "<|a|>", true);
         assert_eq!(encode(&world, "\n\n<|a|>")[..2], [long(b"\n\n"), byte(b'<')]);
         assert_eq!((world.id("\n\n"), world.id(END_TEXT), world.id("abcd")), (Some(long(b"\n\n")), Some(0), None));
-        // The end of a text may be named otherwise.
+        // The end-of-text token may have another name.
         let world = self::world().with_added(0, "<s>", true);
         assert_eq!((encode(&world, "<s>"), world.special(0)), (vec![0], Some("<s>")));
         assert!(encode(&world, END_TEXT).len() > 1);

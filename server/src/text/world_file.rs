@@ -1,15 +1,15 @@
-//! Reads RWKV's vocabulary file, `rwkv_vocab_v20230424.txt`: in each line an id, a token as Python writes a `str` or `bytes`,
-//! and the number of its bytes.
+//! Reads RWKV's vocabulary file, `rwkv_vocab_v20230424.txt`. Each line has an id, a token as Python writes a `str` or
+//! `bytes`, and the number of its bytes.
 
 use std::path::{Path, PathBuf};
 
 use super::error::TextError;
 use super::world::{EntryError, WorldError, WorldTokenizer};
 
-/// How the names of these files begin and end; between them is the date of the vocabulary.
+/// How the names of these files begin and end. Between the two is the date of the vocabulary.
 const NAME: (&str, &str) = ("rwkv_vocab_v", ".txt");
 
-/// Why a line is no token.
+/// Why a line is not a token.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 enum LineError {
     #[error("must be an id, a token and the number of its bytes, with spaces between them")]
@@ -30,7 +30,7 @@ enum LineError {
     Entry(#[from] EntryError),
 }
 
-/// The vocabulary file of a checkpoint's folder; the newest, if it has several.
+/// Returns the vocabulary file in a checkpoint's folder; the newest, if there are several.
 pub(super) fn find(folder: &Path) -> Option<PathBuf> {
     let files = std::fs::read_dir(folder).ok()?.filter_map(|entry| Some(entry.ok()?.path()));
     let named = |path: &PathBuf| {
@@ -40,14 +40,14 @@ pub(super) fn find(folder: &Path) -> Option<PathBuf> {
     files.filter(named).max()
 }
 
-/// RWKV's vocabulary file of the file `model`: the one in its folder, or else `elsewhere`.
+/// Returns RWKV's vocabulary file for the model file `model`: the one in its folder, or else `elsewhere`.
 pub fn of_file(model: &Path, elsewhere: Option<&Path>) -> Option<PathBuf> {
-    // A name alone is in the current folder, which has an empty path here.
+    // For a bare file name, `parent` is an empty path, which means the current folder.
     let folder = model.parent().filter(|folder| !folder.as_os_str().is_empty());
     find(folder.unwrap_or(Path::new("."))).or_else(|| elsewhere.map(Into::into))
 }
 
-/// Reads the file `path`.
+/// Reads the vocabulary file `path`.
 pub(super) fn load(path: &Path) -> Result<WorldTokenizer, TextError> {
     let text = std::fs::read_to_string(path).map_err(|source| TextError::Read { path: path.into(), source })?;
     let tokens = text.lines().enumerate().map(|(at, line)| token(line).map_err(|error| wrong_line(path, at, &error)));
@@ -55,7 +55,7 @@ pub(super) fn load(path: &Path) -> Result<WorldTokenizer, TextError> {
     WorldTokenizer::new(tokens).map_err(|error| wrong(path, error))
 }
 
-/// The error of a vocabulary that was read from the file `path`.
+/// Returns the error of a vocabulary that was read from the file `path`.
 pub(super) fn wrong(path: &Path, error: WorldError) -> TextError {
     match error {
         WorldError::Entry { at, reason } => wrong_line(path, at, &reason.into()),
@@ -63,12 +63,12 @@ pub(super) fn wrong(path: &Path, error: WorldError) -> TextError {
     }
 }
 
-/// Every line has an entry, so that the place of an entry is that of its line.
+/// Every line has one entry, so the index of an entry is that of its line.
 fn wrong_line(path: &Path, at: usize, error: &LineError) -> TextError {
     TextError::Contents { path: path.into(), reason: format!("line {}: {error}", at + 1) }
 }
 
-/// The token of one line.
+/// Parses the token of one line.
 fn token(line: &str) -> Result<(u32, Vec<u8>), LineError> {
     let (id, rest) = line.split_once(' ').ok_or(LineError::Parts)?;
     let (literal, said) = rest.rsplit_once(' ').ok_or(LineError::Parts)?;
@@ -81,7 +81,7 @@ fn token(line: &str) -> Result<(u32, Vec<u8>), LineError> {
     Ok((id, bytes))
 }
 
-/// The bytes of a Python literal: those of `bytes`, or those of a `str` in UTF-8.
+/// Returns the bytes of a Python literal: those of a `bytes` literal, or the UTF-8 bytes of a `str`.
 fn literal_bytes(literal: &str) -> Result<Vec<u8>, LineError> {
     let (is_bytes, quoted) = literal.strip_prefix('b').map_or((false, literal), |quoted| (true, quoted));
     let quote = quoted.chars().next().filter(|quote| "'\"".contains(*quote)).ok_or(LineError::Literal)?;
@@ -111,7 +111,7 @@ enum Escaped {
     Character(char),
 }
 
-/// The escape sequence after a backslash.
+/// Parses the escape sequence after a backslash.
 fn escape(rest: &mut std::str::Chars<'_>, is_bytes: bool) -> Result<Escaped, LineError> {
     let start = rest.as_str();
     let unknown = || LineError::Escape(format!("\\{}", start.chars().take(9).collect::<String>()));
@@ -148,7 +148,7 @@ mod tests {
     use crate::text::encoder::Encoder;
     use crate::text::tokenizer::{Tokenizer, tokenizer_file};
 
-    /// A vocabulary of all single bytes in 256 lines, and the given lines.
+    /// Writes a vocabulary of all single bytes in 256 lines, followed by the given lines.
     fn written(folder: &Path, lines: &[&str]) -> PathBuf {
         let mut text = String::new();
         for byte in 0..=u8::MAX {

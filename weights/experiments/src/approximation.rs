@@ -1,8 +1,8 @@
-//! How close random estimates come to softmax attention, by their number of samples: the mean squared error of RFA,
-//! FAVOR+, LARA and RA, and of answering every query with the mean of V.
+//! How close random estimates come to softmax attention, by number of samples: the mean squared error of RFA, FAVOR+,
+//! LARA and RA, and of answering every query with the mean of V.
 //!
-//! [`inputs`] makes or reads queries, keys and values. The error is that of the outputs, not divided by their size, as in
-//! the figures of Zheng, Wang and Kong 2022 (arXiv 2204.04667).
+//! [`inputs`] makes or reads queries, keys and values. The error is that of the outputs and is not divided by their
+//! size, as in the figures of Zheng, Wang and Kong 2022 (arXiv 2204.04667).
 
 pub mod inputs;
 
@@ -12,24 +12,24 @@ use serde::{Deserialize, Serialize};
 
 pub use inputs::Source;
 
-/// One estimator with one number of samples on one kind of inputs.
+/// The error of one estimator with one number of samples on one kind of inputs.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Row {
     /// The source of queries, keys and values: `model`, `correlated` or `independent`.
     pub inputs: String,
     /// One of [`ESTIMATORS`], or `mean-of-v`.
     pub estimator: String,
-    /// Random vectors, landmarks with a sample each, or samples of each query; 0 for the mean of V.
+    /// The number of random vectors, of landmarks with one sample each, or of samples per query; 0 for the mean of V.
     pub samples: usize,
-    /// The mean over seeds of the mean squared error.
+    /// The mean squared error, averaged over seeds.
     pub error: f64,
-    /// The lowest of any seed.
+    /// The lowest error of any seed.
     pub error_low: f64,
-    /// The highest of any seed.
+    /// The highest error of any seed.
     pub error_high: f64,
 }
 
-/// Names in rows, and of the same estimators in [`Attention::named`].
+/// The names of estimators in rows, and their names in [`Attention::named`].
 pub const ESTIMATORS: [(&str, &str); 9] = [
     ("rfa", "rfa-softmax"),
     ("favor", "favor"),
@@ -42,7 +42,7 @@ pub const ESTIMATORS: [(&str, &str); 9] = [
     ("lara-means-crossed", "lara-means-crossed"),
 ];
 
-/// Samples of RA in memory at once.
+/// Number of RA's samples in memory at once.
 const AT_ONCE: usize = 8;
 
 /// What to measure.
@@ -50,7 +50,7 @@ const AT_ONCE: usize = 8;
 pub struct Options {
     /// Numbers of samples, each at least 1.
     pub samples: Vec<usize>,
-    /// Seeds of independent draws, at least 1.
+    /// Number of seeds for independent draws, at least 1.
     pub seeds: u64,
 }
 
@@ -65,19 +65,19 @@ pub enum ApproximationError {
     Compute(#[from] candle_core::Error),
 }
 
-/// How often [`measure`] calls `tick`.
+/// Returns how often [`measure`] calls `tick`.
 pub fn steps(options: &Options) -> u64 {
     ESTIMATORS.iter().map(|(_, attention)| seeds(attention, options)).sum()
 }
 
-/// Seeds that an estimator is measured with: one is enough if nothing is drawn.
+/// Returns the number of seeds for an estimator: one is enough if nothing is drawn.
 fn seeds(attention: &str, options: &Options) -> u64 {
     let random = Attention::named(attention, 1).is_none_or(|attention| attention.is_random());
     if random { options.seeds } else { 1 }
 }
 
-/// Measures all estimators on one kind of inputs, q, k and v (cases, heads, tokens, d) in f64. It calls `tick` after each of
-/// [`steps`]. LARA has no rows with more landmarks than tokens.
+/// Measures all estimators on one kind of inputs: q, k and v (cases, heads, tokens, d) in f64. Calls `tick` after each
+/// of [`steps`]. LARA has no rows with more landmarks than tokens.
 ///
 /// # Errors
 /// If an option is out of range or a computation fails.
@@ -108,7 +108,7 @@ pub fn measure(
         let counts: Vec<usize> = options.samples.iter().copied().filter(supported).collect();
         let mut errors = vec![Vec::new(); counts.len()];
         for seed in 0..seeds(attention, options) {
-            // Each estimator has its own stream, so a new one changes no other's results.
+            // Each estimator has its own stream, so adding one does not change the results of the others.
             let mut generator = Generator::new(1000 * (number as u64 + 1) + seed);
             let found = if estimator == "ra" {
                 ra_errors(inputs, &exact, &counts, &mut generator)?
@@ -127,7 +127,7 @@ fn mean_squared(out: &Tensor, exact: &Tensor) -> candle_core::Result<f64> {
     (out - exact)?.sqr()?.mean_all()?.to_scalar()
 }
 
-/// The errors of an estimator that draws anew for each number of samples.
+/// The errors of an estimator that makes new draws for each number of samples.
 fn estimator_errors(
     name: &str,
     inputs: &Inputs,
@@ -144,7 +144,7 @@ fn estimator_errors(
     counts.iter().map(error).collect()
 }
 
-/// RA's errors. Its estimate is a mean over samples, so the first ones of a draw serve for smaller numbers.
+/// RA's errors. Its estimate is a mean over samples, so the first ones of a draw also serve for smaller numbers.
 fn ra_errors(
     inputs: &Inputs,
     exact: &Tensor,

@@ -1,10 +1,10 @@
-//! Reads what `tidegate bench --output json` writes: one object a line, in one file or several.
+//! Reads the output of `tidegate bench --output json`: one object per line, in one or more files.
 
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-/// What a model does with tokens.
+/// The kind of work that a model does.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Phase {
@@ -14,7 +14,7 @@ pub enum Phase {
     Prefill,
 }
 
-/// A measurement. Fields about the machine's limits are ignored.
+/// One measurement. Fields about the machine's limits are ignored.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Line {
     pub(crate) shape: String,
@@ -41,7 +41,7 @@ pub struct Line {
 }
 
 impl Line {
-    /// What computed: `1 thread`, `2 threads`, or the device.
+    /// The processor that computed: `1 thread`, `2 threads`, or the device.
     pub(crate) fn processor(&self) -> String {
         match self.threads {
             Some(1) => "1 thread".into(),
@@ -75,22 +75,22 @@ pub enum BenchError {
         /// The system's error.
         source: std::io::Error,
     },
-    /// A line is malformed, or does not belong with the others.
+    /// A line is malformed or does not fit the others.
     #[error("{path}:{line}: {problem}")]
     Line {
         /// The file.
         path: PathBuf,
-        /// From 1.
+        /// The line number, from 1.
         line: usize,
         /// The field and what it must be.
         problem: String,
     },
-    /// A file has no line.
+    /// A file has no lines.
     #[error("{0}: holds no line of tidegate bench --output json")]
     Empty(PathBuf),
 }
 
-/// Reads the lines of one file, at least one; `accept` refuses lines that do not fit.
+/// Reads the lines of one file, at least one. `accept` rejects lines that do not fit.
 ///
 /// # Errors
 /// [`BenchError`] with the file and the line.

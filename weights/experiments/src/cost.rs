@@ -1,5 +1,5 @@
-//! Cost against length: turns the lines of `tidegate bench --output json` into a record. Nothing here measures. All lines
-//! must have the same shape, types and threads.
+//! Cost against text length: turns the lines of `tidegate bench --output json` into a record. Nothing here measures.
+//! All lines must have the same shape, types and threads.
 
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -10,24 +10,24 @@ use serde_json::{Map, Value, json};
 use crate::bench::{self, BenchError, Line, Phase};
 use crate::record::{Record, machine};
 
-/// One mixer at one depth.
+/// The cost of one mixer at one depth.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Row {
     /// The mixer's name.
     pub mixer: String,
     /// Decoding or reading a prompt.
     pub kind: Phase,
-    /// Rows at once; 1 for a prompt.
+    /// Rows computed at once; 1 for a prompt.
     pub batch: u64,
     /// Tokens that each row has read so far.
     pub depth: u64,
-    /// All rows together: the median of all rounds.
+    /// Tokens per second of all rows together: the median over all rounds.
     pub tokens_per_second: f64,
     /// The lowest of any round.
     pub low: f64,
     /// The highest of any round.
     pub high: f64,
-    /// For one row. Softmax attention reserves room for the longest text of the run.
+    /// Bytes of state for one row. Softmax attention reserves room for the longest text of the run.
     pub state_bytes: u64,
 }
 
@@ -51,8 +51,8 @@ fn row(line: &Line) -> Row {
     }
 }
 
-/// Reads the files of `bench` into a record. Its command is that of each file, with `name` giving the file's name, and then
-/// `command`.
+/// Reads the files that `bench` wrote into a record. The record's command consists of the command for each file, with
+/// the file name that `name` gives, followed by `command`.
 ///
 /// # Errors
 /// [`BenchError`] with the file and the line.
@@ -89,7 +89,7 @@ pub fn gather(files: &[PathBuf], command: &str, name: impl Fn(&Path) -> String) 
     })
 }
 
-/// Whether a line can be compared with those before it.
+/// Checks that a line can be compared with the earlier ones.
 fn fits(line: &Line, all: &[Line]) -> Result<(), String> {
     if line.threads.is_none() {
         return Err(format!("threads must be a number: only runs on a CPU are compared, found {}", line.device));
@@ -118,13 +118,13 @@ fn each_once<T: PartialEq>(list: impl IntoIterator<Item = T>) -> Vec<T> {
     once
 }
 
-/// The options of a run of `bench`, in the order of its lines.
+/// The options of a `bench` run, in the order of its lines.
 struct Lists {
     mixers: Vec<String>,
     depths: Vec<u64>,
     batches: Vec<u64>,
     steps: Vec<u64>,
-    /// Tokens of a prompt.
+    /// Tokens per prompt.
     prompts: Vec<u64>,
     rounds: Vec<u64>,
 }
@@ -143,8 +143,8 @@ impl Lists {
     }
 }
 
-/// The command that measured these lines, if they are a complete run: every mixer with every batch, and a prompt if there
-/// is one, at every depth.
+/// Returns the command that measured these lines, if they are a complete run: every mixer with every batch, and a
+/// prompt if there is one, at every depth.
 fn run(lines: &[Line]) -> Option<String> {
     let Lists { mixers, depths, batches, steps, prompts, rounds } = Lists::of(lines);
     let complete = mixers.len() * (batches.len() + prompts.len()) * depths.len() == lines.len();

@@ -1,25 +1,25 @@
-//! The share of clamped denominators by sigma and by the number of random vectors: why training bounds sigma.
+//! The share of clamped denominators by sigma and number of random vectors, which shows why training bounds sigma.
 //!
-//! Queries and keys are random with unit length and Gaussian features. The recurrence is the model's for z and c:
-//! `z <- g z + (1 - g) phi(k)`, and c likewise; a denominator `phi(q) . z <= eps c` is clamped. From about sigma 2 the
-//! kernel itself, `exp(-sigma^2)` for orthogonal vectors, is as small as the floor.
+//! Queries and keys are random unit vectors with Gaussian features. The recurrence of z and c is the model's:
+//! `z <- g z + (1 - g) phi(k)`, and likewise for c; a denominator `phi(q) . z <= eps c` is clamped. From about sigma 2,
+//! the kernel itself, `exp(-sigma^2)` for orthogonal vectors, is as small as the floor.
 
 use crate::bidirectional::{Features, Generator, Inputs, Map, features};
 use candle_core::{DType, Device, Tensor};
 use serde::{Deserialize, Serialize};
 
-/// The counts for one sigma, one number of random vectors, and one gate.
+/// The counts for one sigma, one number of random vectors and one gate.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Row {
     /// Scale of the random vectors.
     pub sigma: f64,
-    /// Random vectors (D).
+    /// Number of random vectors (D).
     pub proj_dim: usize,
-    /// Tokens after which the gate has forgotten half; none without a gate.
+    /// Tokens after which the gate has halved the state; `None` without a gate.
     pub gate_half_life: Option<f64>,
     /// Share of denominators at or below the floor.
     pub clamped: f64,
-    /// Share at or below zero, if counted. The kernel is positive, so these are errors of the estimate.
+    /// Share at or below zero, if counted. The kernel is positive, so these are estimation errors.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub not_positive: Option<f64>,
 }
@@ -31,13 +31,13 @@ pub struct Options {
     pub sigmas: Vec<f64>,
     /// Values of D, each at least 1.
     pub proj_dims: Vec<usize>,
-    /// Half-lives of the gates; none is no gate.
+    /// Half-lives of the gates; `None` is no gate.
     pub half_lives: Vec<Option<f64>>,
-    /// Sequences, each with its own random vectors.
+    /// Number of sequences, each with its own random vectors.
     pub heads: usize,
-    /// Tokens of a sequence. Every token has a denominator, which is counted.
+    /// Tokens per sequence. Every token has one denominator, which is counted.
     pub tokens: usize,
-    /// Size of a query and of a key.
+    /// Size of a query or key.
     pub head_dim: usize,
     /// The floor as a share of c.
     pub eps: f64,
@@ -57,7 +57,7 @@ impl Default for Options {
     }
 }
 
-/// Counts clamped denominators; calls `tick` after each pair of D and sigma.
+/// Counts clamped denominators. Calls `tick` after each pair of D and sigma.
 ///
 /// # Errors
 /// If a computation fails.
@@ -72,7 +72,7 @@ pub fn count(options: &Options, tick: &mut dyn FnMut()) -> candle_core::Result<V
     for &proj_dim in &options.proj_dims {
         let w = generator.normals(&[heads, proj_dim, head_dim], &like)?;
         for &sigma in &options.sigmas {
-            // The map normalises q and k.
+            // The map normalizes q and k.
             let Features { phi_q, phi_k, .. } = features(Map::Gaussian, &inputs, Some(&(&w * sigma)?))?;
             let flat = |x: &Tensor| x.flatten_all()?.to_vec1::<f64>();
             let (phi_q, phi_k) = (flat(&phi_q)?, flat(&phi_k)?);
@@ -91,7 +91,7 @@ pub fn count(options: &Options, tick: &mut dyn FnMut()) -> candle_core::Result<V
     Ok(rows)
 }
 
-/// Denominators of one head at or below the floor, and at or below zero. phi_q, phi_k: (tokens, width)
+/// Counts the denominators of one head at or below the floor, and at or below zero. phi_q, phi_k: (tokens, width)
 fn counts(phi_q: &[f64], phi_k: &[f64], width: usize, half_life: Option<f64>, eps: f64) -> (usize, usize) {
     let (keep, take) = half_life.map_or((1.0, 1.0), |life| {
         let gate = 0.5f64.powf(1.0 / life);

@@ -1,9 +1,9 @@
-//! Experiments on attention that no product code needs: how close random estimates come to softmax attention, what bounds
-//! their parameters, and what each mixer costs.
+//! Attention experiments that the product does not depend on: how close random estimates come to softmax attention,
+//! what bounds their parameters, and what each mixer costs.
 //!
-//! [`bidirectional`] holds the estimators. [`approximation`], [`denominators`] and [`translation_cost`] measure, [`cost`]
-//! collects what `tidegate bench` measured; each gives a [`record`], and [`report`] turns records into pictures and tables.
-//! The command line is `main.rs`; nothing here prints.
+//! [`bidirectional`] has the estimators. [`approximation`], [`denominators`] and [`translation_cost`] measure, and
+//! [`cost`] collects what `tidegate bench` measured. Each produces a [`record`], and [`report`] turns records into
+//! plots and tables. The command line is `main.rs`; nothing here prints.
 
 pub mod approximation;
 pub mod bench;

@@ -25,12 +25,12 @@ enum Command {
         #[arg(long, value_name = "FOLDER")]
         out: PathBuf,
     },
-    /// Measures an encoder-decoder's decode speed against its source's length, with random features and with softmax
-    /// attention, random weights; writes translation-cost.json.
+    /// Measures an encoder-decoder's decode speed by source length, with random features and with softmax attention,
+    /// random weights; writes translation-cost.json.
     TranslationCost(TranslationCost),
     /// Turns the output of `tidegate bench --output json` into cost.json.
     Cost {
-        /// Files that bench wrote, with one shape, one type of weights and one number of threads.
+        /// Files that bench wrote, with one shape, one weight type and one number of threads.
         #[arg(required = true, value_name = "FILE")]
         files: Vec<PathBuf>,
         /// The folder to write into.
@@ -65,13 +65,13 @@ struct Approximation {
     /// The folder to write into.
     #[arg(long, value_name = "FOLDER")]
     out: PathBuf,
-    /// Random vectors, landmarks, or samples of each query.
+    /// Numbers of random vectors, landmarks, or samples per query.
     #[arg(long, value_delimiter = ',', default_value = "1,2,4,8,16,32,64,128,256")]
     samples: Vec<usize>,
     /// Seeds; each is measured at every number of samples.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..))]
     seeds: u64,
-    /// Tokens of a sequence.
+    /// Tokens per sequence.
     #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..))]
     tokens: u32,
 }
@@ -81,13 +81,13 @@ struct TranslationCost {
     /// The folder to write into.
     #[arg(long, value_name = "FOLDER")]
     out: PathBuf,
-    /// Lengths of the sources.
+    /// Source lengths.
     #[arg(long, value_name = "TOKENS", value_delimiter = ',', default_value = "16,64,256,1024,4096")]
     lengths: Vec<usize>,
     /// Sources translated together.
     #[arg(long, value_name = "ROWS", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..))]
     batch: u16,
-    /// Tokens of each row in one measurement.
+    /// Tokens per row in one measurement.
     #[arg(long, value_name = "TOKENS", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..))]
     tokens: u16,
     /// Repetitions of each measurement.
@@ -118,7 +118,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// The command line without paths of this machine.
+/// The command line, without paths that only exist on this machine.
 fn command() -> Vec<String> {
     let words = std::env::args().skip(1).map(|word| match word.split_once('=') {
         Some((option, value)) => format!("{option}={}", named(Path::new(value))),
@@ -127,7 +127,7 @@ fn command() -> Vec<String> {
     std::iter::once("tidegate-experiments".into()).chain(words).collect()
 }
 
-/// A path relative to the current folder; of an absolute path elsewhere, its last part.
+/// Returns a path relative to the current folder, or for an absolute path elsewhere, its last component.
 fn named(path: &Path) -> String {
     let here = std::env::current_dir().ok();
     let inside = here.and_then(|here| path.strip_prefix(here).ok()).filter(|path| !path.as_os_str().is_empty());
@@ -151,7 +151,7 @@ impl Approximation {
             sources.insert(0, Source::Model(path));
         }
         let options = Options { samples, seeds };
-        // Report an unreadable file before measuring anything.
+        // Reports an unreadable file before anything is measured.
         let inputs = sources.iter().map(|source| source.load(shape)).collect::<Result<Vec<_>, _>>()?;
         let bar = progress_bar(approximation::steps(&options) * sources.len() as u64);
         let mut common = settings(json!({

@@ -1,4 +1,4 @@
-//! Pictures of what the server's benchmarks write as JSON: `tidegate bench` and the benchmark `resume`.
+//! Plots of what the server's benchmarks write as JSON: `tidegate bench` and the benchmark `resume`.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -10,12 +10,12 @@ use crate::bench::{self, BenchError, Line, Phase};
 use crate::scale::Kind;
 use crate::svg::{Axis, Lines, Panel, Picture, Point, Series};
 
-/// Colours that are distinct on white, one for each model, repeated if there are more.
+/// Colors that are distinct on white, one per model, reused if there are more models.
 const COLORS: [&str; 8] = ["#0969da", "#cf222e", "#1a7f37", "#8250df", "#bc4c00", "#1b7c83", "#bf3989", "#57606a"];
-/// Strokes, one for each number of threads.
+/// Stroke patterns, one per number of threads.
 const DASHES: [&str; 4] = ["", "7 4", "2 4", "9 3 2 3"];
 
-/// The SVG of tokens per second against depth, against rows at once if their numbers differ, and of prompts against
+/// Returns an SVG of tokens per second against depth, against the number of rows if that varies, and of prompts against
 /// depth. files: lines of `tidegate bench --output json`
 ///
 /// # Errors
@@ -30,7 +30,7 @@ pub fn throughput(files: &[PathBuf]) -> Result<String, BenchError> {
     Ok(Picture { title, subtitle: varied.subtitle(&lines[0]), panels: panels(&lines, &varied) }.svg())
 }
 
-/// Which properties differ between lines; the others are named once, above all panels.
+/// Which properties differ between lines. The others are named once, above all panels.
 struct Varied {
     mixers: bool,
     weights: bool,
@@ -84,7 +84,7 @@ fn panels(lines: &[Line], varied: &Varied) -> Vec<Panel> {
     };
     let mut panels = Vec::new();
     let (Some(&fewest), Some(&shallowest)) = (batches.first(), depths.first()) else { return panels };
-    // With one depth and several batches, the second panel says everything.
+    // With one depth and several batches, the second panel says it all.
     if depths.len() > 1 || batches.len() == 1 {
         let rows = if fewest == 1 { "one row".into() } else { format!("{} rows at once", grouped(fewest)) };
         panels.push(panel(format!("decoding, {rows}"), "tokens read before", &|line| {
@@ -104,7 +104,7 @@ fn panels(lines: &[Line], varied: &Varied) -> Vec<Panel> {
     panels
 }
 
-/// A series for each model and processor, of the lines that have a place on the axis.
+/// Makes one series per model and processor, from the lines that have a place on the axis.
 fn series(lines: &[Line], varied: &Varied, place: &dyn Fn(&Line) -> Option<u64>) -> Vec<Series> {
     let mut known: Vec<(usize, usize)> = Vec::new();
     let mut all: Vec<Series> = Vec::new();
@@ -126,7 +126,7 @@ fn series(lines: &[Line], varied: &Varied, place: &dyn Fn(&Line) -> Option<u64>)
     all
 }
 
-/// The position of an item among the distinct ones so far, which it joins.
+/// Returns the index of an item among the distinct ones so far, adding it if it is new.
 fn index<T: PartialEq>(known: &mut Vec<T>, item: T) -> usize {
     known.iter().position(|other| *other == item).unwrap_or_else(|| {
         known.push(item);
@@ -134,7 +134,7 @@ fn index<T: PartialEq>(known: &mut Vec<T>, item: T) -> usize {
     })
 }
 
-/// Times to the first token of a turn on a conversation of one length, in milliseconds.
+/// Times to the first token of a turn, in milliseconds, in a conversation of one length.
 #[derive(Deserialize)]
 struct Turns {
     tokens: u64,
@@ -143,7 +143,8 @@ struct Turns {
     again: Vec<f64>,
 }
 
-/// The SVG of the time to a turn's first token against the tokens before it. file: lines of the benchmark `resume`
+/// Returns an SVG of the time to a turn's first token against the tokens before it. file: lines of the benchmark
+/// `resume`
 ///
 /// # Errors
 /// [`BenchError`] with the file and the line.

@@ -1,4 +1,4 @@
-//! The result file of an experiment: its command, machine, date and settings, and one row for each measurement. All
+//! The result file of an experiment: its command, machine, date and settings, and one row per measurement. All
 //! experiments, in Rust and in Python, write this format, and `report` reads it.
 
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use serde_json::{Map, Value};
 pub struct Record<R> {
     /// The name of the experiment: `approximation`, `language`, ...
     pub experiment: String,
-    /// The command line that repeats it.
+    /// The command line that reproduces it.
     pub command: String,
     /// The processor.
     pub machine: String,
@@ -27,7 +27,7 @@ pub struct Record<R> {
 /// Why a result file cannot be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordError {
-    /// An error of the file system.
+    /// A file system error.
     #[error("{path}: {source}")]
     File {
         /// The file or folder.
@@ -48,25 +48,25 @@ pub enum RecordError {
 }
 
 impl RecordError {
-    /// An error about a field.
+    /// Makes an error about a field.
     pub fn malformed(path: &Path, field: impl Into<String>, problem: impl Into<String>) -> Self {
         Self::Malformed { path: path.into(), field: field.into(), problem: problem.into() }
     }
 
-    /// Turns an error of the file system into one that names the path.
+    /// Turns a file system error into one that names the path.
     pub fn file(path: &Path) -> impl FnOnce(std::io::Error) -> Self {
         move |source| Self::File { path: path.into(), source }
     }
 }
 
 impl<R: Serialize> Record<R> {
-    /// A record with today's date and this machine.
+    /// Creates a record with today's date and this machine.
     pub fn of_now(experiment: &str, command: &[String], settings: Map<String, Value>, rows: Vec<R>) -> Self {
         let date = chrono::Utc::now().format("%Y-%m-%d").to_string();
         Self { experiment: experiment.into(), command: command.join(" "), machine: machine(), date, settings, rows }
     }
 
-    /// Writes `<experiment>.json` into a folder, which is created if needed; returns the file's path.
+    /// Writes `<experiment>.json` into a folder, creating it if needed. Returns the file's path.
     ///
     /// # Errors
     /// [`RecordError::File`] if the file cannot be written.

@@ -1,10 +1,11 @@
-//! Scales of plots, linear or logarithmic, and the values written at an axis.
+//! Linear and logarithmic plot scales, and the tick values of an axis.
 
-/// The share of a logarithmic axis between zero, which has no logarithm, and the smallest positive value.
+/// On a logarithmic axis with a zero, which has no logarithm, the share of the axis between zero and the smallest
+/// positive value.
 const ZERO_GAP: f64 = 0.12;
-/// Steps of a decade at which axes are labelled.
+/// Steps within a decade at which axes are labeled.
 const STEPS: [f64; 3] = [1.0, 2.0, 5.0];
-/// The maximum number of labels at an axis.
+/// The maximum number of labels on an axis.
 const TICKS: usize = 9;
 
 /// How values map to lengths.
@@ -28,12 +29,12 @@ pub(crate) struct Scale {
 }
 
 impl Scale {
-    /// A scale between two bounds, which are positive if it is logarithmic.
+    /// A scale between two bounds, which must be positive if it is logarithmic.
     pub(crate) fn new(kind: Kind, (low, high): (f64, f64), from: f64, to: f64) -> Self {
         Self { kind, low, high, from, to, zero: None }
     }
 
-    /// A scale from the least to the greatest value. On a logarithmic one, zero may be among them.
+    /// A scale from the lowest to the highest value. A logarithmic one may include zero.
     pub(crate) fn fit(kind: Kind, values: &[f64], from: f64, to: f64) -> Self {
         let shown = || values.iter().copied().filter(|&value| kind == Kind::Linear || value > 0.0);
         let (low, high) = (shown().fold(f64::INFINITY, f64::min), shown().fold(f64::NEG_INFINITY, f64::max));
@@ -48,14 +49,14 @@ impl Scale {
             (Kind::Log, Some(zero)) if value <= 0.0 => return zero,
             _ if self.high <= self.low => 0.5,
             (Kind::Linear, _) => (value - self.low) / (self.high - self.low),
-            // A whisker down to zero ends at the lower bound.
+            // A whisker that reaches zero ends at the lower bound.
             (Kind::Log, _) => (value.max(self.low) / self.low).ln() / (self.high / self.low).ln(),
         };
         self.from + part * (self.to - self.from)
     }
 }
 
-/// The round values just below the least and just above the greatest of `values`.
+/// The round values just below the lowest and just above the highest of `values`.
 pub(crate) fn bounds(kind: Kind, values: impl IntoIterator<Item = f64>) -> (f64, f64) {
     let positive = |value: &f64| kind == Kind::Linear || *value > 0.0;
     let (low, high) = values
@@ -77,7 +78,7 @@ pub(crate) fn bounds(kind: Kind, values: impl IntoIterator<Item = f64>) -> (f64,
     (below, above)
 }
 
-/// Whether the range is too small for the steps of a decade.
+/// Whether a range is too small for the steps of a decade.
 fn near((low, high): (f64, f64)) -> bool {
     high / low < 4.0
 }
@@ -93,8 +94,8 @@ fn step(low: f64, high: f64) -> f64 {
     decades(decade..=decade + 1).into_iter().find(|&step| step >= rough).unwrap_or(rough)
 }
 
-/// Round values from `low` to `high`. A logarithmic scale has powers of ten only if there would be too many, and equal
-/// steps if its range is small.
+/// Round values from `low` to `high`. A logarithmic scale has only powers of ten if there would be too many values, and
+/// equal steps if its range is small.
 pub(crate) fn ticks(kind: Kind, (low, high): (f64, f64)) -> Vec<f64> {
     if kind == Kind::Linear || near((low, high)) {
         let step = step(low, high);
@@ -107,12 +108,12 @@ pub(crate) fn ticks(kind: Kind, (low, high): (f64, f64)) -> Vec<f64> {
     if every.len() <= TICKS { every } else { range.map(|decade| 10f64.powi(decade)).filter(within).collect() }
 }
 
-/// Moves positions apart until none is nearer than `gap` to another. They stay near their original positions, and between
-/// `low` and `high` if there is room.
+/// Moves positions apart until all are at least `gap` from each other. They stay near their original positions, and
+/// between `low` and `high` if there is room.
 pub(crate) fn apart(places: &[f64], gap: f64, low: f64, high: f64) -> Vec<f64> {
     let mut order: Vec<usize> = (0..places.len()).collect();
     order.sort_by(|&a, &b| places[a].total_cmp(&places[b]));
-    // One pass downwards, one upwards, each keeping distances; the result is the middle of both.
+    // One pass goes down, one up, each keeping the distances; the result is the middle of both.
     let mut down = vec![0.0; places.len()];
     let mut least = low;
     for &at in &order {
@@ -135,7 +136,7 @@ pub(crate) fn apart(places: &[f64], gap: f64, low: f64, high: f64) -> Vec<f64> {
     moved
 }
 
-/// A number in a few characters: `32,768`, `1.5 M`, `0.05`, `2e-5`.
+/// Formats a number in a few characters: `32,768`, `1.5 M`, `0.05`, `2e-5`.
 pub(crate) fn short(value: f64) -> String {
     let plain = |value: f64| {
         let text = format!("{value:.4}");
@@ -151,7 +152,7 @@ pub(crate) fn short(value: f64) -> String {
     }
 }
 
-/// A measured number with three significant digits.
+/// Formats a measured number with three significant digits.
 pub(crate) fn digits(value: f64) -> String {
     match value.abs() {
         0.0 => "0".into(),

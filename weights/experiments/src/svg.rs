@@ -1,5 +1,6 @@
-//! The one plotter: SVG on white, with panels of lines that are labelled at their ends, and panels of dots in rows.
-//! Written by hand because no plotting library at hand labels lines at their ends and keeps those labels apart.
+//! The plotter for all plots: SVG on white, with panels of lines that are labeled at their ends, and panels of dots in
+//! rows. It is hand-written because no available plotting library labels lines at their ends and keeps those labels
+//! apart.
 
 use std::fmt::{Result, Write};
 
@@ -8,21 +9,21 @@ use crate::scale::{Kind, Scale, apart, bounds, digits, short, ticks};
 const WIDTH: f64 = 880.0;
 const LEFT: f64 = 84.0;
 const RIGHT: f64 = 232.0;
-/// Width of the names beside rows of dots.
+/// Width of the names next to rows of dots.
 const NAMES: f64 = 212.0;
 /// Height of the title above all panels.
 const HEAD: f64 = 66.0;
 /// Height of a panel's title, and of the labels below its axis.
 const TITLE: f64 = 64.0;
 const FOOT: f64 = 64.0;
-/// Height of a panel of lines: the minimum, per decade, and per label; and of a row of dots.
+/// Height of a line panel: the minimum, per decade, and per label; and height of a row of dots.
 const LINES: f64 = 260.0;
 const DECADE: f64 = 72.0;
 const LABEL: f64 = 19.0;
 const ROW: f64 = 27.0;
-/// Minimum distance between the middles of two labels at an axis.
+/// Minimum distance between the centers of two axis labels.
 const WORD: f64 = 52.0;
-/// Lines with more points than this show their spread as a band; others have whiskers.
+/// Lines with more points than this show their spread as a band; others as whiskers.
 const MANY: usize = 16;
 const GREY: &str = "#57606a";
 const GRID: &str = "#d8dee4";
@@ -34,7 +35,7 @@ pub(crate) struct Picture {
     pub(crate) title: String,
     /// What all panels have in common.
     pub(crate) subtitle: String,
-    /// From top to bottom.
+    /// The panels from top to bottom.
     pub(crate) panels: Vec<Panel>,
 }
 
@@ -74,7 +75,7 @@ pub(crate) struct Lines {
 pub(crate) struct Series {
     /// Text at the line's end, after the last value.
     pub(crate) label: String,
-    /// An SVG colour.
+    /// An SVG color.
     pub(crate) color: &'static str,
     /// An SVG dash pattern; empty for a solid line.
     pub(crate) dash: &'static str,
@@ -89,9 +90,9 @@ pub(crate) struct Point {
     pub(crate) x: f64,
     /// The vertical value.
     pub(crate) y: f64,
-    /// The least measured value.
+    /// The lowest measured value.
     pub(crate) low: f64,
-    /// The greatest measured value.
+    /// The highest measured value.
     pub(crate) high: f64,
 }
 
@@ -102,7 +103,7 @@ pub(crate) struct Dots {
     pub(crate) title: String,
     /// The horizontal axis.
     pub(crate) axis: Axis,
-    /// From top to bottom.
+    /// The rows from top to bottom.
     pub(crate) rows: Vec<DotRow>,
     /// A reference value and its name.
     pub(crate) mark: Option<(f64, String)>,
@@ -113,14 +114,14 @@ pub(crate) struct Dots {
 pub(crate) struct DotRow {
     /// The subject's name.
     pub(crate) label: String,
-    /// An SVG colour.
+    /// An SVG color.
     pub(crate) color: &'static str,
-    /// At least one. Each is a dot; their mean is a stroke.
+    /// At least one value. Each is a dot; their mean is a stroke.
     pub(crate) values: Vec<f64>,
 }
 
 impl Picture {
-    /// The text of the SVG file.
+    /// Returns the text of the SVG file.
     pub(crate) fn svg(&self) -> String {
         let height = HEAD + self.panels.iter().map(Panel::height).sum::<f64>();
         let (title, subtitle) = (escaped(&self.title), escaped(&self.subtitle));
@@ -159,7 +160,7 @@ impl Panel {
     }
 }
 
-/// A panel's title, and in grey the label of its vertical axis.
+/// A panel's title and, in gray, the label of its vertical axis.
 fn heading(top: f64, title: &str, axis: &str, out: &mut String) -> Result {
     let (first, second) = (top + 22.0, top + 42.0);
     writeln!(out, r#"<text x="24" y="{first:.1}" font-weight="bold">{}</text>"#, escaped(title))?;
@@ -192,7 +193,7 @@ impl Lines {
         let mut places: Vec<f64> = points().map(|point| point.x).collect();
         places.sort_by(f64::total_cmp);
         places.dedup();
-        // Leave a margin beside the outermost points.
+        // Leaves a margin next to the outermost points.
         let across = Scale::fit(self.across.kind, &places, LEFT + 16.0, right - 16.0);
         for tick in ticks(self.up.kind, range) {
             let y = up.at(tick);
@@ -201,7 +202,7 @@ impl Lines {
             writeln!(out, r#"<text x="{x:.1}" y="{y:.1}" text-anchor="end">{}</text>"#, short(tick))?;
         }
         writeln!(out, r#"<path d="M{LEFT} {bottom:.1}H{right}" stroke="{GREY}"/>"#)?;
-        // A few points are labelled at their values, many at round values.
+        // A few points are labeled at their values, many at round values.
         let marks = match (places.first(), places.last()) {
             (Some(&low), Some(&high)) if places.len() > MANY => {
                 let within = |tick: &f64| *tick >= low && *tick <= high;
@@ -211,7 +212,7 @@ impl Lines {
         };
         foot(&across, &marks, bottom, out)?;
         caption(&self.across.label, f64::midpoint(LEFT, right), bottom, out)?;
-        // All lines of a panel have the same style, however many points each has.
+        // All lines of a panel have the same style, regardless of their number of points.
         let many = self.shown().any(|series| series.points.len() > MANY);
         let ends: Vec<f64> = self.shown().filter_map(|series| series.points.last()).map(|end| up.at(end.y)).collect();
         for (series, label) in self.shown().zip(apart(&ends, LABEL, top, bottom)) {
@@ -221,7 +222,7 @@ impl Lines {
     }
 }
 
-/// Ticks and labels below an axis; a label that would overlap the one before it is omitted.
+/// Draws ticks and labels below an axis. A label that would overlap the previous one is omitted.
 fn foot(across: &Scale, marks: &[f64], bottom: f64, out: &mut String) -> Result {
     let mut last = f64::NEG_INFINITY;
     for &mark in marks {
@@ -242,7 +243,8 @@ fn caption(label: &str, x: f64, bottom: f64, out: &mut String) -> Result {
 }
 
 impl Series {
-    /// `many` draws a band for the spread instead of dots and whiskers; `label` is the vertical middle of the label.
+    /// Draws a line. `many` draws the spread as a band instead of dots and whiskers; `label` is the vertical center of
+    /// the label.
     fn draw(&self, (across, up): (&Scale, &Scale), many: bool, label: f64, out: &mut String) -> Result {
         let Self { color, dash, points, .. } = self;
         let path = |place: &dyn Fn(&Point) -> f64, reversed: bool| {
@@ -337,12 +339,12 @@ impl Dots {
     }
 }
 
-/// Losses differ little, so they get one more digit.
+/// Losses differ only slightly, so they get one more digit.
 fn digits_of(value: f64) -> String {
     if (1.0..10.0).contains(&value) { format!("{value:.3}") } else { digits(value) }
 }
 
-/// Text with XML's special characters escaped.
+/// Escapes XML's special characters.
 fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }

@@ -1,9 +1,9 @@
-//! The cost of a translated token against the source's length: an encoder-decoder with random features and its softmax
-//! twin, with random weights of one shape, measured alternately in one run.
+//! The cost of a translated token by source length: an encoder-decoder with random features and its softmax twin, with
+//! random weights of the same shape, measured alternately in one run.
 //!
-//! Only decoding is compared: each measurement reads the source once, timed separately, and copies it into all rows. With
-//! random features a row reads a state of constant size; with softmax attention it reads the key and value of every source
-//! token. The twin's slots have room for the longest source of the run, and a step reads only the filled part.
+//! Only decoding is compared: each measurement reads the source once, timed separately, and copies it into all rows.
+//! With random features, a row reads a constant-size state; with softmax attention, it reads the key and value of every
+//! source token. The twin's slots have room for the longest source of the run, and a step reads only the filled part.
 
 use std::time::Instant;
 
@@ -12,28 +12,28 @@ use serde_json::json;
 use tidegate_model::checkpoint::LoadError;
 use tidegate_model::{Decoder, DecoderConfig, StatePool, WeightType};
 
-/// One mixer at one length of the source.
+/// The cost of one mixer at one source length.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Row {
     /// `rfa-gate` or `softmax`.
     pub mixer: String,
-    /// Tokens of the source.
+    /// Number of source tokens.
     pub source: usize,
-    /// Rows at once.
+    /// Rows computed at once.
     pub batch: usize,
-    /// All rows together: the median of all rounds.
+    /// Tokens per second of all rows together: the median over all rounds.
     pub tokens_per_second: f64,
     /// The lowest of any round.
     pub low: f64,
     /// The highest of any round.
     pub high: f64,
-    /// Bytes of a slot, which has room for any source of the run.
+    /// Bytes per slot, which has room for any source of the run.
     pub state_bytes: u64,
     /// Bytes in use after the last token.
     pub state_bytes_filled: u64,
-    /// Milliseconds to read one source: the median of all rounds.
+    /// Milliseconds to read one source: the median over all rounds.
     pub read_ms: f64,
-    /// The median over rounds of tokens per second divided by softmax's; none for softmax.
+    /// The median over rounds of tokens per second divided by softmax's; `None` for softmax.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub over_softmax: Option<f64>,
 }
@@ -43,22 +43,22 @@ pub struct Row {
 pub struct Shape {
     /// Width of the residual stream.
     pub hidden: usize,
-    /// Width inside the SwiGLU.
+    /// Width inside the feed-forward part (SwiGLU).
     pub intermediate: usize,
-    /// Blocks of the encoder, and of the decoder.
+    /// Number of blocks in the encoder, and in the decoder.
     pub layers: usize,
-    /// Heads of every attention.
+    /// Number of heads per attention layer.
     pub heads: usize,
-    /// Size of a head's query, and its number of random vectors, with two features each.
+    /// Size of a head's query, and its number of random vectors, which have two features each.
     pub head_dim: usize,
-    /// Number of tokens; small, so that the output head does not dominate a step.
+    /// Vocabulary size; small, so that the output head does not dominate a step.
     pub vocabulary: usize,
-    /// The type of matrices in memory.
+    /// The type of the matrices in memory.
     pub weights: WeightType,
 }
 
 impl Default for Shape {
-    /// About the transformer base of Vaswani et al. (2017).
+    /// Roughly the base transformer of Vaswani et al. (2017).
     fn default() -> Self {
         let (hidden, intermediate, layers, heads, head_dim) = (512, 1376, 6, 8, 64);
         Self { hidden, intermediate, layers, heads, head_dim, vocabulary: 8192, weights: WeightType::Bf16 }
@@ -68,13 +68,13 @@ impl Default for Shape {
 /// What to measure.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The models.
+    /// The shape of the models.
     pub shape: Shape,
-    /// Lengths of the sources in tokens, each at least 1.
+    /// Source lengths in tokens, each at least 1.
     pub lengths: Vec<usize>,
-    /// Rows at once, at least 1.
+    /// Rows computed at once, at least 1.
     pub batch: usize,
-    /// Timed tokens of each row, at least 1.
+    /// Timed tokens per row, at least 1.
     pub tokens: usize,
     /// Repetitions, at least 1.
     pub rounds: usize,
@@ -100,21 +100,21 @@ pub enum CostError {
     Model(#[from] tidegate_model::ModelError),
 }
 
-/// Untimed steps before each measurement, which fill the processor's caches.
+/// Untimed steps before each measurement, which warm up the processor's caches.
 const WARM_UP: usize = 2;
 /// Seed of the random weights.
 const SEED: u64 = 0;
-/// The maximum bytes of all states of a run.
+/// The maximum size in bytes of all states of a run.
 const ROOM: usize = 3 << 30;
-/// In the order of the first round; the next one has them reversed.
+/// In the order of the first round; every other round reverses it.
 const MIXERS: [&str; 2] = ["rfa-gate", "softmax"];
 
-/// How often [`measure`] calls `tick`.
+/// Returns how often [`measure`] calls `tick`.
 pub fn steps(options: &Options) -> u64 {
     (options.rounds * options.lengths.len() * MIXERS.len()) as u64
 }
 
-/// The config of one mixer.
+/// Makes the config of one mixer.
 ///
 /// # Errors
 /// If the lengths or sizes are out of range.
@@ -129,7 +129,7 @@ pub fn config(mixer: &str, options: &Options) -> Result<DecoderConfig, CostError
     });
     if mixer == "softmax" {
         config["attention"] = "softmax".into();
-        // The whole target.
+        // The window covers the whole target.
         config["sliding_window"] = (WARM_UP + options.tokens).into();
     } else {
         config["proj_dim"] = head_dim.into();
@@ -138,18 +138,18 @@ pub fn config(mixer: &str, options: &Options) -> Result<DecoderConfig, CostError
     Ok(DecoderConfig::from_json(&config.to_string()).map_err(LoadError::from)?)
 }
 
-/// A model with a slot for each row, and its measurements, by length and round.
+/// A model with one slot per row, and its measurements by length and round.
 struct Subject {
     mixer: &'static str,
     decoder: Decoder,
     pool: StatePool,
-    /// Tokens a second.
+    /// Tokens per second.
     rates: Vec<Vec<f64>>,
-    /// Milliseconds.
+    /// Milliseconds to read a source.
     reads: Vec<Vec<f64>>,
 }
 
-/// Measures all lengths with both mixers alternately, round by round. Calls `tick` before each of [`steps`] with its
+/// Measures all lengths with both mixers, alternating round by round. Calls `tick` before each of [`steps`] with its
 /// description.
 ///
 /// # Errors
@@ -163,7 +163,7 @@ pub fn measure(options: &Options, tick: &mut dyn FnMut(&str)) -> Result<Vec<Row>
     let mut subjects = Vec::with_capacity(MIXERS.len());
     for (mixer, config) in MIXERS.into_iter().zip(configs) {
         let config = config?;
-        // The slots, and the state that is copied into them.
+        // The rows' slots, and the state that is copied into them.
         let bytes = config.state_bytes().saturating_mul(batch + 1);
         if bytes > ROOM {
             return Err(CostError::Options(format!(
@@ -177,7 +177,7 @@ pub fn measure(options: &Options, tick: &mut dyn FnMut(&str)) -> Result<Vec<Row>
     }
     for round in 0..*rounds {
         for (at, &length) in lengths.iter().enumerate() {
-            // Alternate which mixer goes first.
+            // Alternates which mixer goes first.
             let order = if round % 2 == 0 { [0, 1] } else { [1, 0] };
             for subject in order {
                 let subject = &mut subjects[subject];
@@ -197,7 +197,7 @@ pub fn measure(options: &Options, tick: &mut dyn FnMut(&str)) -> Result<Vec<Row>
 }
 
 impl Subject {
-    /// Reads a source into every row and decodes. Returns tokens per second and the milliseconds to read.
+    /// Reads a source into every row and decodes. Returns tokens per second and the milliseconds spent reading.
     fn measure(&mut self, length: usize, options: &Options) -> Result<(f64, f64), CostError> {
         let Self { decoder, pool, .. } = self;
         let (batch, vocabulary) = (options.batch, decoder.config().vocab_size);
@@ -210,7 +210,7 @@ impl Subject {
                 pool.import(slot, &state, length as u64)?;
             }
         }
-        // Rows differ from the first token.
+        // Rows differ from their first token on.
         let (tokens, slots) = (ids(batch, vocabulary), (0..batch).collect::<Vec<_>>());
         let mut logits = Vec::new();
         for _ in 0..WARM_UP {
@@ -251,7 +251,7 @@ impl Subject {
     }
 }
 
-/// The median of at least one number.
+/// The median of a non-empty list of numbers.
 fn median(mut numbers: Vec<f64>) -> f64 {
     numbers.sort_by(f64::total_cmp);
     let (last, middle) = (numbers.len() - 1, numbers.len() / 2);

@@ -1,9 +1,9 @@
-//! The section that quantising adds to a checkpoint's model card.
+//! The section that quantization adds to a checkpoint's model card.
 
 use super::report::{Comparison, QuantizeReport};
 use crate::terminal::grouped;
 
-/// The card with the new section. old: the original card, or empty; model, out: the folders' names
+/// Returns the card with the new section. old: the original card, or empty; model, out: the folders' names
 pub(super) fn with_section(old: &str, model: &str, out: &str, report: &QuantizeReport) -> String {
     let (old, original) = match old.trim_end() {
         "" => (format!("# {out}"), ""),

@@ -1,4 +1,4 @@
-//! The report on a quantised copy: sizes, errors, and scores on a text.
+//! The report on a quantized copy: sizes, errors, and scores on a text.
 
 use std::path::Path;
 
@@ -32,20 +32,20 @@ pub struct MatrixError {
     /// The stored type: f16 if `columns` is not a multiple of the requested type's block.
     #[serde(serialize_with = "name")]
     pub stored_as: WeightType,
-    /// `sqrt(sum (quantised - w)^2 / sum w^2)`.
+    /// `sqrt(sum (quantized - w)^2 / sum w^2)`.
     pub relative_error: f64,
 }
 
-/// The scores of the original and the quantised model on a text.
+/// The scores of the original and the quantized model on a text.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Comparison {
     /// The text's file name.
     pub text: String,
-    /// The maximum of predicted tokens; none for all.
+    /// The maximum number of predicted tokens; `None` for all.
     pub limit: Option<u64>,
     /// The original's score.
     pub before: EvalReport,
-    /// The quantised model's score.
+    /// The quantized model's score.
     pub after: EvalReport,
     /// Perplexity after minus before.
     pub perplexity_difference: f64,
@@ -67,7 +67,7 @@ impl Comparison {
     }
 }
 
-/// The report on a quantised copy.
+/// The report on a quantized copy.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct QuantizeReport {
     /// The requested type.
@@ -77,7 +77,7 @@ pub struct QuantizeReport {
     pub groups: Vec<GroupBytes>,
     /// Errors by name of matrix.
     pub matrices: Vec<MatrixError>,
-    /// If a text was given.
+    /// The scores on a text, if one was given.
     pub on_text: Option<Comparison>,
 }
 

@@ -1,18 +1,18 @@
-//! The files of a zip archive in memory that stores them as they are: their places. Every number is checked before it is used,
-//! and memory is bounded by the length of the archive's directory.
+//! Finds the files in an uncompressed zip archive in memory. Every number is checked before it is used, and memory use
+//! is bounded by the length of the archive's directory.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// The maximum number of files: models have some hundreds or thousands.
+/// The maximum number of files; models have a few hundred or a few thousand.
 const FILES: u64 = 1 << 16;
-/// The length of the record at the end, and of the longest comment after it.
+/// The lengths of the end-of-directory record and of the longest comment that may follow it.
 const END: usize = 22;
 const COMMENT: usize = 0xffff;
-/// What 32 bits say where the number has 64 bits elsewhere.
+/// A 32-bit field with this value means that the number is in a zip64 field.
 const LARGE: u64 = 0xffff_ffff;
 
-/// The places of the files, by name.
+/// The byte ranges of the files, by name.
 pub(super) fn files(bytes: &[u8]) -> Result<BTreeMap<String, Range<usize>>, String> {
     let (count, start) = directory(bytes).ok_or("has no whole directory of files at its end")?;
     if count > FILES {
@@ -42,7 +42,7 @@ fn number(bytes: &[u8], at: usize, width: usize) -> Option<u64> {
     Some(bytes.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte)))
 }
 
-/// The number of files, and where the directory begins.
+/// Returns the number of files and the offset of the directory.
 fn directory(bytes: &[u8]) -> Option<(u64, u64)> {
     let last = bytes.len().checked_sub(END)?;
     let is_end = |at: &usize| {
@@ -59,13 +59,13 @@ fn directory(bytes: &[u8]) -> Option<(u64, u64)> {
     Some((number(record, 32, 8)?, number(record, 48, 8)?))
 }
 
-/// An entry of the directory.
+/// A directory entry.
 struct Header<'a> {
     flags: u64,
     method: u64,
     packed: u64,
     size: u64,
-    /// Where the file's own header begins.
+    /// The offset of the file's local header.
     start: u64,
     name: &'a [u8],
     after: &'a [u8],
@@ -88,7 +88,7 @@ impl<'a> Header<'a> {
         Some(Self { flags: field(8, 2)?, method: field(10, 2)?, packed, size, start, name, after })
     }
 
-    /// The place of the file's bytes, after its own header.
+    /// The range of the file's bytes, which follow its local header.
     fn range(&self, bytes: &[u8]) -> Option<Range<usize>> {
         let start = usize::try_from(self.start).ok()?;
         let header = bytes.get(start..).filter(|header| header.starts_with(b"PK\x03\x04"))?;
@@ -99,7 +99,7 @@ impl<'a> Header<'a> {
     }
 }
 
-/// The field with numbers of 64 bits.
+/// Returns the zip64 field, which holds 64-bit numbers.
 fn large(mut extra: &[u8]) -> &[u8] {
     while let (Some(kind), Some(length)) = (number(extra, 0, 2), number(extra, 2, 2)) {
         let Some((field, rest)) = extra[4..].split_at_checked(length as usize) else { break };

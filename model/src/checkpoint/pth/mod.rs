@@ -1,5 +1,5 @@
-//! A `.pth` file as `torch.save` writes it: a zip archive that is not compressed, with a pickle that describes the tensors, and
-//! a file for the numbers of each. The pickle is read, never run, and the numbers stay in the mapped file.
+//! A `.pth` file as `torch.save` writes it: an uncompressed zip archive with a pickle that describes the tensors, and
+//! one file with the values of each storage. The pickle is parsed, never run, and the values stay in the mapped file.
 
 mod archive;
 mod pickle;
@@ -12,15 +12,15 @@ use pickle::{Tensor, shown};
 
 use super::gguf::apart;
 
-/// How zip archives begin.
+/// The first bytes of a zip archive.
 pub(super) const MAGIC: &[u8] = b"PK\x03\x04";
-/// How files of PyTorch before 1.6 begin: no archives but pickles.
+/// The first bytes of files written before PyTorch 1.6, which are bare pickles instead of archives.
 pub(super) const OLD_MAGIC: &[u8] = b"\x80\x02\x8a\x0al\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.";
 
-/// The maximum length of the pickle: about 200 bytes describe a tensor.
+/// The maximum length of the pickle; a tensor takes about 200 bytes.
 const PICKLE: usize = 1 << 22;
 
-/// The tensors of a file.
+/// Returns the tensors of a file, by name.
 pub(super) fn entries(bytes: &[u8]) -> Result<BTreeMap<String, Entry>, String> {
     let files = archive::files(bytes)?;
     let mut pickles = files.keys().filter_map(|name| name.strip_suffix("data.pkl"));
@@ -50,7 +50,7 @@ pub(super) fn entries(bytes: &[u8]) -> Result<BTreeMap<String, Entry>, String> {
     Ok(entries)
 }
 
-/// A tensor with the numbers in `storage`.
+/// Makes the entry of a tensor whose values are in `storage`.
 fn entry(tensor: &Tensor<'_>, storage: &Range<usize>) -> Result<Entry, String> {
     let Tensor { class, numbers: all, offset, shape, strides, .. } = tensor;
     let kind = match *class {
@@ -72,7 +72,7 @@ fn entry(tensor: &Tensor<'_>, storage: &Range<usize>) -> Result<Entry, String> {
     Ok(Entry { kind, repacked: None, stored, shape: shape.clone(), range, reading: Reading::Plain })
 }
 
-/// Whether the numbers of a tensor follow one another. The stride of a single row means nothing.
+/// Returns whether the elements of a tensor are contiguous. The stride of a dimension of size 1 does not matter.
 fn is_contiguous(shape: &[usize], strides: &[usize]) -> bool {
     let mut step = 1usize;
     shape.len() == strides.len()

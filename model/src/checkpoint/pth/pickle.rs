@@ -1,19 +1,20 @@
-//! The pickle within a `.pth` file: the tensors that it describes. A pickle is a program for a machine with a stack; here,
-//! nothing that it names is called. It may make dictionaries of tensors and what PyTorch writes beside them; every other
-//! instruction and every other name is an error.
+//! Reads the tensor descriptions from the pickle in a `.pth` file. A pickle is a program for a stack machine; this
+//! reader never calls anything that it names. It accepts only the instructions and names that build dictionaries of
+//! tensors, and what PyTorch writes next to them. Every other instruction or name is an error.
 //!
-//! candle's reader is not for files of strangers: it copies what the memo has, so that a few bytes can ask for any amount of
-//! memory, it nests without a limit, and it panics on lists of arguments that are too short. Here, values are small, and what
-//! has parts is one place in a list, so that memory is bounded by the length of the pickle.
+//! Candle's reader is not safe for untrusted files: it copies memo values, so a few bytes can ask for any amount of
+//! memory; it recurses without a limit; and it panics on short argument lists. Here a value is small: compound values
+//! are indices into lists, so memory use is bounded by the length of the pickle.
 
 use std::collections::HashMap;
 
-/// The pieces that PyTorch calls with these names make tensors.
+/// Calls of these names build tensors and dictionaries.
 const REBUILD_TENSOR: (&str, &str) = ("torch._utils", "_rebuild_tensor_v2");
 const REBUILD_PARAMETER: (&str, &str) = ("torch._utils", "_rebuild_parameter");
 const ORDERED_DICT: (&str, &str) = ("collections", "OrderedDict");
 
-/// Most dimensions of a tensor: each has its own list of them, however often a pickle repeats one that it remembers.
+/// The maximum number of dimensions. Each tensor has its own copy of its shape and strides, even if the pickle repeats
+/// one from its memo, so a limit is needed to bound memory.
 const MOST_DIMENSIONS: usize = 8;
 
 /// A tensor as the pickle describes it.
@@ -23,18 +24,18 @@ pub(super) struct Tensor<'a> {
     pub(super) class: &'a str,
     /// The name of its storage in the archive.
     pub(super) storage: &'a str,
-    /// The numbers of its storage, and those before its own.
+    /// Elements in its storage, and the offset of its first element there.
     pub(super) numbers: usize,
     pub(super) offset: usize,
     pub(super) shape: Vec<usize>,
     pub(super) strides: Vec<usize>,
 }
 
-/// A value on the stack. Indices are those of [`Machine`]'s lists.
+/// A value on the stack. Indices point into the lists of [`Machine`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Value<'a> {
     Mark,
-    /// None, true, false and floats, which nothing depends on.
+    /// None, true, false and floats, which do not affect the result.
     Other,
     Int(i64),
     Text(&'a str),
@@ -61,7 +62,7 @@ struct Machine<'a> {
     tensors: Vec<Tensor<'a>>,
 }
 
-/// The tensors of the dictionary that a pickle makes, with their names.
+/// Returns the tensors, with their names, of the dictionary that a pickle builds.
 pub(super) fn tensors(pickle: &[u8]) -> Result<Vec<(&str, Tensor<'_>)>, String> {
     let (mut machine, mut rest) = (Machine::default(), pickle);
     loop {
@@ -87,7 +88,7 @@ pub(super) fn tensors(pickle: &[u8]) -> Result<Vec<(&str, Tensor<'_>)>, String> 
     Ok(found)
 }
 
-/// A name from the file as an error shows it.
+/// Escapes a name from the file for an error message.
 pub(super) fn shown(name: &str) -> String {
     name.chars().take(64).flat_map(char::escape_debug).collect()
 }
@@ -98,7 +99,7 @@ fn take<'a>(rest: &mut &'a [u8], count: usize) -> Result<&'a [u8], String> {
     Ok(taken)
 }
 
-/// A whole number in little-endian bytes.
+/// Reads an unsigned little-endian integer.
 fn unsigned(rest: &mut &[u8], bytes: usize) -> Result<u64, String> {
     Ok(take(rest, bytes)?.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte)))
 }
@@ -118,7 +119,7 @@ fn line<'a>(rest: &mut &'a [u8]) -> Result<&'a str, String> {
 impl<'a> Machine<'a> {
     fn step(&mut self, instruction: u8, rest: &mut &'a [u8]) -> Result<(), String> {
         match instruction {
-            // The version, and the length of a frame.
+            // The protocol version and the length of a frame.
             0x80 => drop(take(rest, 1)?),
             0x95 => drop(take(rest, 8)?),
             b'(' => self.stack.push(Value::Mark),
@@ -185,7 +186,7 @@ impl<'a> Machine<'a> {
                 }
                 self.top_dict()?.extend(pairs.iter().map(|&[name, value]| (name, value)));
             }
-            // The attributes of a dictionary, such as the versions of a module's parts.
+            // The attributes of a dictionary, such as the versions of submodules.
             b'b' => drop(self.popped::<1>()?),
             b'Q' => self.persistent()?,
             b'R' => self.call()?,
@@ -200,7 +201,7 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    /// A whole number of at most eight bytes, whose first bit is its sign.
+    /// Reads a signed little-endian integer of at most eight bytes.
     fn long(&mut self, rest: &mut &'a [u8]) -> Result<(), String> {
         let length = unsigned(rest, 1)? as usize;
         if length > 8 {
@@ -212,7 +213,7 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    /// The last values, in the order in which they came.
+    /// Pops the last values, in the order in which they were pushed.
     fn popped<const N: usize>(&mut self) -> Result<[Value<'a>; N], String> {
         let values = self.stack.last_chunk::<N>().copied().filter(|values| !values.contains(&Value::Mark));
         let values = values.ok_or("the stack has too few values")?;
@@ -256,7 +257,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// What a file has outside the pickle: `("storage", class, name, device, numbers)`.
+    /// Loads a reference to data outside the pickle: `("storage", class, name, device, numbers)`.
     fn persistent(&mut self) -> Result<(), String> {
         let [id] = self.popped()?;
         let parts = self.parts(id);
@@ -277,7 +278,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// The result of a call, for those that make dictionaries and tensors.
+    /// Evaluates a call, if it is one that builds dictionaries or tensors.
     fn call(&mut self) -> Result<(), String> {
         let [function, arguments] = self.popped()?;
         let Value::Global(module, name) = function else { return Err("something that is no class is called".into()) };

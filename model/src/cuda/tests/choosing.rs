@@ -1,5 +1,5 @@
-//! Sampling on the device against the CPU's sampler on the same logits: the same token for all parameters, with rows of
-//! all kinds in one launch.
+//! Compares sampling on the device with the CPU's sampler on the same logits: the same token for all parameters, with
+//! rows of all kinds in one launch.
 
 use rand_chacha::ChaCha8Rng;
 use rand_core::{RngCore, SeedableRng};
@@ -28,7 +28,7 @@ impl Row {
         Self { logits, sampler, allowed: None, last_resort: Vec::new() }
     }
 
-    /// The CPU's choice, by the definitions.
+    /// Returns the CPU's choice, by the definitions.
     fn expected(&self) -> Sampled {
         let (mut sampler, mut logits) = (self.sampler.clone(), self.logits.clone());
         let possible = logits.iter().any(|logit| *logit > f32::NEG_INFINITY);
@@ -65,7 +65,7 @@ fn chosen(rows: &mut [Row]) -> Vec<Sampled> {
     (0..rows.len()).map(|row| choices.sampled(row, &bytes)).collect()
 }
 
-/// A seeded generator.
+/// A seeded random number generator.
 struct Dice(ChaCha8Rng);
 
 impl Dice {
@@ -142,7 +142,8 @@ fn tokens_are_those_of_the_cpus_sampler() {
 
 #[test]
 fn draws_from_a_long_tail_are_those_of_the_cpu() {
-    // The best token leads by far. Each other has about a billionth, so rounding them down would shift all draws.
+    // The best token leads by far. Each of the others has about a billionth, so rounding them down would shift all
+    // draws.
     let vocab = 70_001;
     let mut logits: Vec<f32> = normals(31, vocab).iter().map(|v| 2.0 * v).collect();
     logits[77] = 26.0;
@@ -284,7 +285,7 @@ fn a_batch_larger_than_a_step_is_planned_in_parts() {
     let mut planned = Vec::new();
     let mut plan = |range: std::ops::Range<usize>, plans: &mut Plans| {
         for row in range.clone() {
-            // The logits of some of the last ones.
+            // One row of the second part returns its logits.
             if row == ROWS + 1 { plans.skip_to(2) } else { assert!(sampler.plan(Permitted::default(), plans)) }
         }
         planned.push(range);

@@ -1,4 +1,4 @@
-//! A device that fails at any of its calls: a slot's state is complete, or the slot is refused until it is reset.
+//! Tests a device that fails at any of its calls: a slot's state is complete, or the slot is refused until it is reset.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -11,7 +11,7 @@ use crate::memory::StateType;
 use crate::runner::Backend;
 use crate::sampling::{Permitted, Plans, Sampler, SamplingParams};
 
-/// A device whose calls fail after a number of successes; below 0, they always succeed.
+/// Returns a decoder and a pool whose device fails after a number of successful calls; below 0, it never fails.
 pub(super) fn failing(fatal: bool) -> (Arc<AtomicI64>, CudaDecoder, CudaPool) {
     let left = Arc::new(AtomicI64::new(-1));
     let counted = Arc::clone(&left);

@@ -1,4 +1,4 @@
-//! The recurrence, the convolution and rotary positions against plain forms in f64.
+//! Tests the recurrence, the convolution and rotary positions against plain forms in f64.
 
 use super::{close, device, normals, poisoned, read};
 use crate::cuda::device::{Buffer, CudaDevice};
@@ -18,7 +18,7 @@ fn step(rows: usize, time: usize, slots: &Buffer, positions: &Buffer) -> Step {
     Step { rows, time, ids: 0, slots: slots.at, positions: positions.at, angles: 0, one_slot }
 }
 
-/// The features of one query or key, in f64. w: (d, D)
+/// Returns the features of one query or key, in f64. w: (d, D)
 fn features(of: Recurrence, x: &[f32], w: &[f32]) -> Vec<f64> {
     let length = x.iter().map(|&v| f64::from(v).powi(2)).sum::<f64>().sqrt();
     let scale = (1.0 / of.proj_dim as f64).sqrt();
@@ -35,7 +35,7 @@ fn features(of: Recurrence, x: &[f32], w: &[f32]) -> Vec<f64> {
     }
 }
 
-/// One head over some tokens, from a state -> the readouts (time, d), and how many denominators were clamped.
+/// Runs one head over some tokens, from a state -> the readouts (time, d), and the number of clamped denominators.
 #[allow(clippy::too_many_arguments, reason = "a formula's letters")]
 fn plain(
     of: Recurrence,
@@ -69,7 +69,7 @@ fn plain(
     (out, clamped)
 }
 
-/// A recurrence of these dimensions against the plain one: `rows` slots of a pool of 10, two layers' states in each.
+/// Checks a recurrence against the plain one: `rows` slots of a pool of 10, with two layers' states in each.
 fn held(of: Recurrence, gated: bool, rows: usize, time: usize) {
     let device = device();
     let (heads, d, f) = (of.heads, of.d, of.features);
@@ -79,7 +79,7 @@ fn held(of: Recurrence, gated: bool, rows: usize, time: usize) {
     let qkv = normals(seed + 1, rows * time * 3 * inner);
     // Gates from 0 to 1.
     let gate: Vec<f32> = normals(seed + 2, rows * time * heads).iter().map(|v| 3.0 * v + 1.0).collect();
-    // A state as features and values leave it.
+    // A state such as features and values leave behind.
     let (s_stride, sums_stride) = (2 * heads * column(f) * d, 2 * heads * (f + 1));
     let padded = column(f);
     let mut before: Vec<f32> = normals(seed + 3, 10 * s_stride).iter().map(|v| 0.1 * v).collect();
@@ -92,7 +92,7 @@ fn held(of: Recurrence, gated: bool, rows: usize, time: usize) {
     let (s, z, x, g, matrices) = (floats(&before), floats(&sums), floats(&qkv), floats(&gate), floats(&w));
     let (phi, beside) = (poisoned(&device, rows * time * heads * 2 * f), poisoned(&device, heads * (f + 1)));
     let (out, clamped) = (poisoned(&device, rows * time * inner), device.buffer("a test", 8).unwrap());
-    // The second layer's.
+    // The states of the second layer.
     let layer = Layer {
         state: StateType::F32,
         s: s.at + (s_stride / 2 * 4) as u64,

@@ -1,5 +1,5 @@
-//! Transfers of states while other slots step: bits do not change, no step waits, and no slot gets half a state. A gate
-//! stops the calls of the transferring thread until the test opens it, so no test depends on a clock.
+//! Tests transfers of states while other slots step: bits do not change, no step waits, and no slot gets half a state.
+//! A gate stops the calls of the transferring thread until the test opens it, so no test depends on a clock.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex};
@@ -69,7 +69,7 @@ impl Gate {
         drop(self.changed.wait_while(self.state.lock().unwrap(), |state| !holds(state)).unwrap());
     }
 
-    /// Closes the gate until the result is dropped: a test that fails must not leave the thread at the gate.
+    /// Closes the gate until the result is dropped, so that a failing test does not leave the thread at the gate.
     fn close(self: &Arc<Self>) -> Closed {
         self.change(|state| state.closed = true);
         Closed(Arc::clone(self))
@@ -79,7 +79,7 @@ impl Gate {
         self.change(|state| state.closed = false);
     }
 
-    /// A decoder and a pool whose transfers pass this gate.
+    /// Returns a decoder and a pool whose transfers pass this gate.
     fn pool(self: &Arc<Self>, conv: usize, state: StateType) -> (CudaDecoder, CudaPool) {
         let (decoder, mut pool) = watched(conv, state, self.call());
         let gate = Arc::clone(self);
@@ -147,7 +147,7 @@ fn a_transfer_changes_no_bit() {
     }
 }
 
-/// Two pools whose slots have read the same: one whose transfers pass the gate, and one without transfers.
+/// Returns two pools whose slots have read the same: one whose transfers pass the gate, and one without transfers.
 fn twins(gate: &Arc<Gate>) -> [(CudaDecoder, CudaPool); 2] {
     [gate.pool(3, StateType::F32), watched(3, StateType::F32, Arc::new(|_| Ok(())))].map(|(decoder, mut pool)| {
         for slot in 0..3 {
@@ -157,7 +157,7 @@ fn twins(gate: &Arc<Gate>) -> [(CudaDecoder, CudaPool); 2] {
     })
 }
 
-/// Starts the import of `other` into slot 0, or its export.
+/// Starts the import of `other` into slot 0, or the export of slot 0.
 fn begin(pool: &mut CudaPool, imports: bool, other: &[f32]) {
     if imports { import(pool, 0, other, 3).unwrap() } else { export(pool, 0).unwrap() }
 }
@@ -316,7 +316,7 @@ fn dropping_a_pool_waits_for_the_transfer_in_progress() {
     gate.until(|state| state.waiting == 1);
     let thread = std::thread::spawn(move || drop(closed));
     drop(pool);
-    // All references to the states are dropped, also those of transfers that never started.
+    // All references to the states are dropped, including those of transfers that never started.
     assert_eq!((Arc::strong_count(&shared), gate.state.lock().unwrap().waiting), (1, 0));
     thread.join().unwrap();
 }

@@ -119,7 +119,7 @@ impl Event for Watched<Box<dyn Event>> {
     }
 }
 
-/// A decoder with or without convolutions, and a pool of three slots, on a watched device.
+/// Returns a decoder with or without convolutions, and a pool of three slots, on a watched device.
 pub(super) fn watched(conv: usize, state: StateType, call: Call) -> (CudaDecoder, CudaPool) {
     let text = format!(
         r#"{{"model_type": "rfa_gate", "vocab_size": 31, "hidden_size": 24, "intermediate_size": 40,

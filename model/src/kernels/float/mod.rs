@@ -1,7 +1,8 @@
-//! `x . w^T` for weights in f32, bf16 or f16, packed in panels.
+//! Products `x . w^T` with weights in f32, bf16 or f16, packed in panels.
 //!
-//! Every output is one chain of fused multiply-adds over k, in order, in f32 (see `plain`): rows are lanes, so no sum
-//! crosses lanes, and the result is the same bits on every instruction set, for any number of rows and threads.
+//! Every output is one chain of fused multiply-adds over k, in order, in f32 (see `plain`). Weight rows map to lanes,
+//! so no sum crosses lanes, and the result has the same bits on every instruction set, for any number of rows and
+//! threads.
 
 mod compact;
 mod plain;
@@ -41,8 +42,8 @@ enum Form {
 }
 
 impl Packed {
-    /// Interleaves matrices of `k` columns, stacked one below the other; if their types differ, all become f32. Those in
-    /// bf16 are packed where that pays.
+    /// Packs matrices of `k` columns, stacked vertically; if their types differ, all become f32. Matrices in bf16 are
+    /// stored compactly where that pays off.
     pub(crate) fn pack(parts: &[Rows<'_>], k: usize) -> Self {
         assert!(k > 0 && parts.iter().all(|part| part.len().is_multiple_of(k)), "pack: rows of {k} numbers");
         let weights = parts.iter().map(|part| part.len()).sum();
@@ -75,7 +76,7 @@ impl Packed {
         Self::pack(&[Rows { kind: Type::F32, bytes: &bytes }], k)
     }
 
-    /// Bytes held.
+    /// Returns the number of bytes held.
     pub(crate) fn bytes(&self) -> usize {
         match &self.form {
             Form::Plain { lines, .. } => lines.bytes().len(),
@@ -83,17 +84,17 @@ impl Packed {
         }
     }
 
-    /// n: the outputs.
+    /// Returns n, the number of outputs.
     pub(crate) fn rows(&self) -> usize {
         self.n
     }
 
-    /// k: the inputs.
+    /// Returns k, the number of inputs.
     pub(crate) fn columns(&self) -> usize {
         self.k
     }
 
-    /// One row, widened. out: (k)
+    /// Writes one row, widened to f32. out: (k)
     pub(crate) fn row(&self, row: usize, out: &mut [f32]) {
         let (p, lane) = (row / PANEL, row % PANEL);
         let (_, width) = panels::rows(p, self.n);
@@ -107,14 +108,14 @@ impl Packed {
     }
 }
 
-/// Widens numbers. at: the place of each
+/// Reads numbers and widens them to f32. at: the index of each in `numbers`
 fn read<W: Element>(numbers: &[W], at: impl Fn(usize) -> usize, out: &mut [f32]) {
     for (i, out) in out.iter_mut().enumerate() {
         *out = numbers[at(i)].widen();
     }
 }
 
-/// Writes the panels, several at a time.
+/// Writes the panels in parallel.
 fn interleave<T: Copy + Send + Sync>(
     parts: &[Rows<'_>],
     n: usize,
@@ -122,7 +123,7 @@ fn interleave<T: Copy + Send + Sync>(
     out: &mut [T],
     get: impl Fn(Rows<'_>, usize) -> T + Sync,
 ) {
-    // For each row: its part, and its first element there.
+    // For each row: its part, and the index of its first element in that part.
     let places: Vec<(Rows<'_>, usize)> =
         parts.iter().flat_map(|&part| (0..part.len() / k).map(move |row| (part, row * k))).collect();
     out.par_chunks_mut(PANEL * k).enumerate().for_each(|(p, out)| {
@@ -148,7 +149,7 @@ pub(crate) fn product(isa: Isa, x: &[f32], w: &Packed, out: &mut [f32]) {
     unsafe { panels(isa, x, 0..rows, w, 0..panels::count(w.n), Output::new(out, w.n.max(1))) };
 }
 
-/// Some of the rows of `x` against some panels of the weights.
+/// Multiplies some rows of `x` by some panels of the weights.
 ///
 /// # Safety
 /// Rows and panels are in bounds of `x`, `w` and `out`, and no other thread accesses this part of `out`.
@@ -196,7 +197,7 @@ unsafe fn run<W: Element>(isa: Isa, product: &Product<'_, W>) {
     }
 }
 
-/// One register is a group of sixteen rows.
+/// One register holds a group of sixteen rows.
 ///
 /// # Safety
 /// The machine has AVX-512 F, BW, DQ and VL, and no other thread accesses this part of the output.
@@ -207,7 +208,7 @@ unsafe fn avx512<W: Element>(product: &Product<'_, W>) {
     unsafe { tile::run::<vector::avx512::V, W, 8, 4, 4, 4, 1>(product) };
 }
 
-/// Two registers are a group.
+/// Two registers hold a group.
 ///
 /// # Safety
 /// The machine has AVX2, FMA and F16C, and no other thread accesses this part of the output.
@@ -218,7 +219,7 @@ unsafe fn avx2<W: Element>(product: &Product<'_, W>) {
     unsafe { tile::run::<vector::avx2::V, W, 0, 8, 4, 2, 2>(product) };
 }
 
-/// Four registers are a group.
+/// Four registers hold a group.
 ///
 /// # Safety
 /// The machine has NEON, and no other thread accesses this part of the output.

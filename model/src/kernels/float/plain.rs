@@ -1,15 +1,15 @@
-//! The definition: an output is one chain of fused multiply-adds, in the order of k.
+//! The reference implementation: an output is one chain of fused multiply-adds, in the order of k.
 
 use super::product::Product;
 use crate::kernels::element::Element;
 use crate::kernels::panels::{self, PANEL};
 
-/// `sum_i x_i w_i`, fused, in the order of i. w: the weights of one row, `stride` apart.
+/// Returns `sum_i x_i w_i`, fused, in the order of i. w: the weights of one row, `stride` apart.
 pub(super) fn dot<W: Element>(x: &[f32], w: &[W], stride: usize) -> f32 {
     x.iter().zip(w.iter().step_by(stride)).fold(0.0, |sum, (x, w)| x.mul_add(w.widen(), sum))
 }
 
-/// One dot product after another.
+/// Computes one dot product after another.
 ///
 /// # Safety
 /// The product's rows and panels are in bounds, and no other thread accesses its part of the output.

@@ -1,10 +1,10 @@
-//! One product, or a thread's part of it.
+//! A product of rows with packed weights, or one thread's part of it.
 
 use std::ops::Range;
 
 use crate::kernels::panels::Output;
 
-/// Some rows of `x` against some panels of weights.
+/// Some rows of `x` to be multiplied by some panels of weights.
 pub(super) struct Product<'a, W> {
     /// (all rows, k)
     pub(super) x: &'a [f32],

@@ -1,4 +1,4 @@
-//! Matrices as files store them.
+//! Matrices as model files store them.
 
 use half::{bf16, f16};
 
@@ -32,12 +32,12 @@ impl Rows<'_> {
     }
 }
 
-/// The bits of one number of 16.
+/// Returns the bits of one 16-bit number.
 pub(super) fn half(part: Rows<'_>, at: usize) -> u16 {
     u16::from_le_bytes([part.bytes[2 * at], part.bytes[2 * at + 1]])
 }
 
-/// One number in f32.
+/// Returns one number, widened to f32.
 pub(super) fn widened(part: Rows<'_>, at: usize) -> f32 {
     match part.kind {
         Type::F32 => f32::from_le_bytes(std::array::from_fn(|i| part.bytes[4 * at + i])),

@@ -1,4 +1,4 @@
-//! Every instruction set against the plain definition, bit for bit, and that against f64.
+//! Compares every instruction set with the plain definition, bit for bit, and the results with f64.
 
 use proptest::prelude::*;
 
@@ -20,7 +20,7 @@ fn bits(x: &[f32]) -> Vec<u32> {
     x.iter().map(|v| v.to_bits()).collect()
 }
 
-/// The definition on weights as they are stored.
+/// Applies the definition to weights in their stored form.
 fn truth<W: Element>(x: &[f32], w: &[W], k: usize) -> Vec<f32> {
     x.chunks_exact(k).flat_map(|x| w.chunks_exact(k).map(move |w| plain::dot(x, w, 1))).collect()
 }

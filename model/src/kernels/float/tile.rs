@@ -1,5 +1,5 @@
-//! The register tile that all instruction sets share: some rows of `x` against some registers of weight rows, their
-//! sums in registers from the first column to the last.
+//! The register tile that all instruction sets share: it multiplies some rows of `x` by some registers of weight rows
+//! and keeps the sums in registers from the first column to the last.
 
 use std::ops::Range;
 
@@ -9,13 +9,15 @@ use crate::kernels::panels::{self, GROUP, Output, PANEL};
 use crate::kernels::prefetch::{LINE, prefetch, stream_ahead};
 use crate::kernels::vector::Vector;
 
-/// Bytes by which weights are prefetched ahead that more rows than a tile use.
+/// How many bytes ahead weights are prefetched when more rows use them than one tile has.
 const AHEAD: usize = 8 << 10;
 
-/// Most rows of a tile: six rows by four registers of AVX-512 are 24 sums, which with the weights fill the 32 registers.
+/// The most rows of a tile: six rows by four AVX-512 registers are 24 sums, which with the weights fill the 32
+/// registers.
 pub(super) const MOST: usize = 6;
 
-/// For each tile of some rows: `body`, in which `row` is the first of them and `M` their number, a constant.
+/// Runs `body` for each tile of some rows; in it, `row` is the tile's first row and the constant `M` its number of
+/// rows.
 macro_rules! tiles {
     ($rows:expr, |$row:ident, $M:ident| $body:expr) => {{
         let rows = $rows;
@@ -41,13 +43,13 @@ macro_rules! tiles {
 }
 pub(super) use tiles;
 
-/// `M` rows of `x` against `R` registers of one panel, or of two whole ones.
+/// Multiplies `M` rows of `x` by `R` registers of one panel, or of two whole panels.
 ///
 /// x: the first row; w: the panel's first column at the first of these lanes; width: elements from column to column;
-/// ahead: bytes by which these weights are asked for ahead, or 0.
+/// ahead: how many bytes ahead these weights are prefetched, or 0.
 ///
 /// # Safety
-/// The machine has the set of `V`; `M` rows of `k` are readable at `x`, and `k` columns at `w`.
+/// The machine has the instruction set of `V`; `M` rows of `k` numbers are readable at `x`, and `k` columns at `w`.
 #[inline(always)]
 unsafe fn tile<V: Vector, W: Element, const M: usize, const R: usize>(
     x: *const f32,
@@ -56,7 +58,7 @@ unsafe fn tile<V: Vector, W: Element, const M: usize, const R: usize>(
     width: usize,
     ahead: usize,
 ) -> [[V; R]; M] {
-    // A register's place in a column: the second panel lies behind the first.
+    // The offset of a register in a column: the second panel lies behind the first.
     let whole = PANEL / V::LANES;
     let place = |r: usize| r / whole * k * PANEL + r % whole * V::LANES;
     // SAFETY: pointers stay inside rows of k and columns of `width`, by the caller's promise.
@@ -106,7 +108,7 @@ pub(super) unsafe fn write<V: Vector, const M: usize, const R: usize>(
     }
 }
 
-/// All rows of the product against `R` registers of one panel, or of two whole ones.
+/// Multiplies all rows of the product by `R` registers of one panel, or of two whole panels.
 ///
 /// # Safety
 /// As for [`tile`] and [`write`].
@@ -118,7 +120,7 @@ unsafe fn strip<V: Vector, W: Element, const R: usize>(
     columns: &Range<usize>,
 ) {
     let k = product.k;
-    // More rows than a tile use the weights again: then there is time to ask for them.
+    // If there are more rows than one tile has, the weights are used again, so there is time to prefetch them.
     let mut ahead = if product.rows.len() > MOST { AHEAD } else { stream_ahead(size_of::<W>()) };
     tiles!(product.rows.clone(), |row, M| {
         // SAFETY: that many rows remain from `row` on.
@@ -126,17 +128,19 @@ unsafe fn strip<V: Vector, W: Element, const R: usize>(
             let sums = tile::<V, W, M, R>(product.x[row * k..].as_ptr(), w, k, width, ahead);
             write(&sums, product.out, row, columns.clone());
         }
-        // The first use has brought them.
+        // The first tile has brought the weights into the cache.
         ahead = 0;
     });
 }
 
-/// The whole product. `PAIR`: registers of two whole panels, which one row reads at once, because memory serves two places
-/// faster than one, or 0 where there are too few registers; `ONE`: registers of a whole panel; `FEW` and `MANY`: registers that two
-/// or three and that more rows meet at a time; `GROUPED`: registers of a group.
+/// Computes the whole product.
+///
+/// `PAIR`: registers of two whole panels, which a single row reads at once because memory serves two streams faster
+/// than one, or 0 where there are too few registers; `ONE`: registers of a whole panel, for a single row; `FEW` and
+/// `MANY`: registers used at a time for two or three rows, and for more; `GROUPED`: registers of a group.
 ///
 /// # Safety
-/// The machine has the set of `V`, and no other thread accesses the product's part of the output.
+/// The machine has the instruction set of `V`, and no other thread accesses the product's part of the output.
 #[inline(always)]
 pub(super) unsafe fn run<
     V: Vector,
@@ -150,7 +154,7 @@ pub(super) unsafe fn run<
     product: &Product<'_, W>,
 ) {
     let (one, end) = (product.rows.len() == 1, product.panels.end);
-    // Registers at a time; the last ones of a panel may be fewer, a group.
+    // Registers used at a time; what remains of a panel is done group by group.
     let registers = match product.rows.len() {
         1 => ONE,
         2 | 3 => FEW,

@@ -1,4 +1,4 @@
-//! Rows of activations as signed bytes, in blocks of 32 with a scale each.
+//! Rows of activations quantized to signed bytes, in blocks of 32 with one scale each.
 
 use crate::kernels::threads::Threads;
 use crate::kernels::{Isa, multiversion};
@@ -21,36 +21,37 @@ pub(super) struct Quants([i8; BLOCK]);
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub(super) struct BlockSums {
-    /// The factor of the bytes.
+    /// The factor that turns the bytes into values.
     pub(super) scale: f32,
-    /// The sum of the bytes, scaled.
+    /// The sum of the bytes, times the scale.
     pub(super) total: f32,
-    /// Minus the sum of the bytes: times 128 or 8 it corrects for weights that are stored plus 128 or 8.
+    /// Minus the sum of the bytes; times 128 or 8, it corrects for weights stored with that offset.
     pub(super) negative: i32,
 }
 
 /// Some rows of activations as bytes. The buffers are reused from call to call.
 ///
-/// A block's rows are neighbours, (k / 32, rows, 32), so that a tile of rows is read with one pointer.
+/// All rows of a block are adjacent, (k / 32, rows, 32), so that a tile of rows is read with one pointer.
 #[derive(Debug, Default)]
 pub(crate) struct Activations {
     rows: usize,
     k: usize,
-    /// Rows per block, padded: not a power of two, which would map all blocks to the same cache sets.
+    /// Rows per block. From eight rows on, padded so that it is no power of two, which would map all blocks to the same
+    /// cache sets.
     stride: usize,
     quants: Vec<Quants>,
     block_sums: Vec<BlockSums>,
 }
 
 impl Activations {
-    /// Quantises `x (rows, k)`.
+    /// Quantizes `x (rows, k)`.
     ///
-    /// A block's scale is its largest magnitude over 127, and a number becomes the nearest multiple of it, ties to
-    /// even. If the scale is too small to have an inverse, the scale and all numbers are 0. If the block has a number
-    /// that is not finite, neither is the scale, and every product with the row is NaN.
+    /// A block's scale is its largest magnitude over 127, and each number becomes the nearest multiple of the scale,
+    /// ties to even. If the scale is too small to have an inverse, the scale and all numbers are 0. If a number in the
+    /// block is not finite, neither is the scale, and every product with the row is NaN.
     ///
     /// # Panics
-    /// If `x` does not consist of rows of `k`, or `k` of blocks of 32.
+    /// If `x` does not consist of rows of `k` numbers, or a row of blocks of 32.
     pub(crate) fn quantise(&mut self, isa: Isa, x: &[f32], k: usize, threads: &Threads) {
         assert!(k > 0 && k.is_multiple_of(BLOCK) && x.len().is_multiple_of(k), "{} in rows of {k}", x.len());
         let rows = x.len() / k;
@@ -71,33 +72,33 @@ impl Activations {
         });
     }
 
-    /// Rows.
+    /// Returns the number of rows.
     pub(crate) fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Columns of a row.
+    /// Returns the number of columns.
     pub(crate) fn columns(&self) -> usize {
         self.k
     }
 
-    /// Rows per block, padded.
+    /// Returns the rows per block, padded.
     #[inline]
     pub(super) fn stride(&self) -> usize {
         self.stride
     }
 
-    /// The bytes of a block; those of the next rows follow.
+    /// Returns the bytes of one row in a block; those of the next rows follow.
     pub(super) fn quants(&self, block: usize, row: usize) -> &[i8; BLOCK] {
         &self.quants[block * self.stride + row].0
     }
 
-    /// The scale and the sums of a block; those of the next rows follow.
+    /// Returns the scale and the sums of one row in a block; those of the next rows follow.
     pub(super) fn block_sums(&self, block: usize, row: usize) -> &BlockSums {
         &self.block_sums[block * self.stride + row]
     }
 
-    /// Pointers to the bytes and to the sums of a block and of all that follow.
+    /// Returns pointers to the bytes and to the sums of one row in a block; everything after it follows.
     #[inline]
     pub(super) fn from(&self, block: usize, row: usize) -> (*const i8, *const BlockSums) {
         let at = block * self.stride + row;
@@ -105,7 +106,7 @@ impl Activations {
     }
 }
 
-/// Where threads write blocks, each thread different rows.
+/// Where threads write blocks, each thread to different rows.
 #[derive(Clone, Copy)]
 struct Target {
     quants: *mut Quants,
@@ -161,6 +162,6 @@ fn quantise_body(x: &[f32], k: usize, first: usize, to: Target) {
 }
 
 multiversion! {
-    /// Quantises x (some rows, k) as the rows from `first` on.
+    /// Quantizes x (some rows, k) into the rows from `first` on.
     fn quantise_rows(x: &[f32], k: usize, first: usize, to: Target) = quantise_body;
 }

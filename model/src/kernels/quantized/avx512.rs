@@ -1,4 +1,4 @@
-//! AVX-512 with VNNI: one register is sixteen rows of weights, four columns of each.
+//! AVX-512 with VNNI: one register holds sixteen rows of weights, four columns of each.
 
 use std::arch::asm;
 use std::arch::x86_64::{
@@ -16,12 +16,12 @@ use super::format::{BLOCK, FIRST_BYTES, Form, Kind, Panel, cached_blocks, tiles}
 use crate::kernels::panels::{GROUP, Output, PANEL};
 use crate::kernels::prefetch::{LINE, Stretch, prefetch, stream_ahead};
 
-/// Most rows of `x` in a tile: with two groups of weights these are 12 sums and 12 products, which leaves registers for
-/// the weights.
+/// The most rows of `x` in a tile: with two groups of weights there are 12 sums and 12 products, which leaves registers
+/// for the weights.
 const ROWS: usize = 6;
 
-/// Most rows that use all weights of a panel before the next ones: their sums stay in the first-level cache, where no other
-/// thread's are.
+/// The most rows that use all weights of a panel before the next rows do: their sums stay in the L1 cache, apart from
+/// those of other threads.
 const BAND: usize = 6 * ROWS;
 
 /// The sums of a band.
@@ -31,11 +31,11 @@ struct Sums(#[expect(dead_code, reason = "memory for pointers")] [[f32; PANEL]; 
 /// Groups of a whole panel.
 const WHOLE: usize = PANEL / GROUP;
 
-/// Most rows that meet a whole panel at once, so that it is read from end to end.
+/// The most rows that use a whole panel at once, so that it is read from end to end.
 const FEW: usize = 3;
 
 /// Returns `sum`, and keeps the compiler from moving later calls before this one. Otherwise it would finish one row's
-/// product after the other, each a chain of dependent instructions, with all weights and no sums in registers.
+/// product after another, each a chain of dependent instructions, with all weights and no sums in registers.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn in_order(mut sum: __m512i) -> __m512i {
@@ -44,18 +44,20 @@ fn in_order(mut sum: __m512i) -> __m512i {
     sum
 }
 
-/// Where group `g` of one or two panels is if each is `bytes` long and the second panel `jump` bytes behind the first.
+/// Returns the offset of group `g` in one or two panels if a group has `bytes` and the second panel is `jump` bytes
+/// behind the first.
 #[inline(always)]
 const fn place(g: usize, bytes: usize, jump: usize) -> usize {
     g / WHOLE * jump + g % WHOLE * bytes
 }
 
-/// Integer products of R rows of `x` and G groups of weights over 32 columns.
+/// Computes the integer products of R rows of `x` with G groups of weights over 32 columns.
+///
+/// `HIGH`: the weights are in the high halves of bytes. ahead: how many bytes ahead the weights are prefetched, or 0.
 ///
 /// # Safety
-/// R blocks of bytes are readable at `x`, and at `w` the words of the block, each `stride` bytes behind the last. Groups
-/// beyond a panel are `jump` bytes further.
-/// `HIGH`: the weights are in the high halves of bytes. `ahead`: bytes by which the weights are asked for ahead, or 0.
+/// R blocks of bytes are readable at `x` and their sums at `block_sums`; the words of the weights' block are readable
+/// at `w`, `stride` bytes apart, and those of a second panel `jump` bytes behind the first panel's.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 unsafe fn products<F: Form, const R: usize, const G: usize, const HIGH: bool>(
@@ -88,7 +90,7 @@ unsafe fn products<F: Form, const R: usize, const G: usize, const HIGH: bool>(
             let at = w.wrapping_add(word * stride + place(g, 64, jump));
             // SAFETY: the caller's promise: word `word` of G groups of 16 rows.
             let bytes = unsafe { _mm512_loadu_si512(at.cast()) };
-            // Both halves are in one word.
+            // Both halves are in one word, which is prefetched once.
             if ahead > 0 && (F::KIND == Kind::Q8_0 || !high) {
                 prefetch(at.wrapping_add(ahead));
             }
@@ -135,7 +137,7 @@ unsafe fn add<const R: usize, const G: usize>(
     }
 }
 
-/// Sixteen f16 numbers.
+/// Loads sixteen f16 numbers.
 ///
 /// # Safety
 /// 32 bytes are readable.
@@ -146,10 +148,10 @@ unsafe fn halves(at: *const u8) -> __m512 {
     unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(at.cast())) }
 }
 
-/// The eight scales and the eight minima of a q4_k block, a byte each: scales 0..4, 4..8, minima 0..4, 4..8.
+/// Returns the eight scales and eight minima of a q4_k block, a byte each: scales 0..4, 4..8, minima 0..4, 4..8.
 ///
 /// # Safety
-/// Three words of 16 rows are readable at `at`, each `stride` bytes behind the last.
+/// Three words of 16 rows are readable at `at`, `stride` bytes apart.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 unsafe fn six_bits(at: *const u8, stride: usize) -> [__m512i; 4] {
@@ -173,16 +175,16 @@ struct Tile<'a> {
     row: usize,
     w: &'a Panel<'a>,
     group: usize,
-    /// The sums of the tile's rows, [`PANEL`] each, until the last block is done.
+    /// The sums of the tile's rows, [`PANEL`] per row, until the last block is done.
     sums: *mut f32,
     out: Output<'a>,
 }
 
-/// R rows of `x` and G groups of weights over some blocks: the sums start from 0 at block 0, and after the last block are the
-/// output.
+/// Multiplies R rows of `x` by G groups of weights over some blocks. The sums start from 0 at block 0 and become the
+/// output after the last block.
 ///
 /// # Safety
-/// As for `panel`; the tile is in bounds, the blocks are whole stored ones, and R rows of sums can be written.
+/// As for `panel`; the tile is in bounds, the blocks are whole stored blocks, and R rows of sums can be written.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 unsafe fn tile<F: Form, const R: usize, const G: usize>(tile: Tile<'_>, next: &mut Stretch, blocks: Range<usize>) {
@@ -288,7 +290,7 @@ unsafe fn tile<F: Form, const R: usize, const G: usize>(tile: Tile<'_>, next: &m
     }
 }
 
-/// R rows of `x` and all groups of the panel.
+/// Multiplies R rows of `x` by all groups of the panel.
 ///
 /// # Safety
 /// As for `panel`; R rows are in bounds.
@@ -316,24 +318,25 @@ unsafe fn groups<F: Form, const R: usize>(mut at: Tile<'_>, next: &mut Stretch, 
     }
 }
 
-/// A panel for some rows of `x`.
+/// Multiplies some rows of `x` by a panel, or by two whole panels.
 ///
 /// # Safety
-/// The machine has AVX-512 F, BW, DQ, VL and VNNI. The rows are in `x`, whose columns are the panel's; `out` has them
-/// and the panel's columns, which no other thread accesses.
+/// The machine has AVX-512 F, BW, DQ, VL and VNNI. The rows are in `x`, which has as many columns as the panel; `out`
+/// has these rows and the panel's outputs, and no other thread accesses them.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 pub(super) unsafe fn panel<F: Form>(x: &Activations, rows: Range<usize>, w: &Panel<'_>, out: Output<'_>) {
     let line_bytes = F::KIND.block_bytes() * w.width;
-    // Few rows stream the weights. More rows use a stretch of weights that fits the cache, tile after tile, while all tiles
-    // together prefetch the next stretch.
+    // Few rows stream the weights. With more rows, all tiles use a range of weights that fits the cache, and together
+    // they prefetch the next range.
     let few = rows.len() <= FEW;
     let step = if few { w.blocks } else { cached_blocks(F::KIND, w.width) };
     let chunk = step / F::KIND.parts() * line_bytes;
     debug_assert!(w.count == 1 || rows.len() == 1, "two panels are read in one stretch, without sums");
-    // Not cleared, which few rows would notice: the first blocks of a band write what the next ones of the same tiles read.
+    // Not zeroed, which would slow down few rows: the first blocks of a band write the sums that later blocks of its
+    // tiles read.
     let mut sums = MaybeUninit::<Sums>::uninit();
     for band in tiles(rows, BAND) {
-        // Few rows ask ahead in the tile itself.
+        // With few rows, the tile itself prefetches.
         let passes = band.len().div_ceil(ROWS) * (w.width / GROUP).div_ceil(2);
         let lines = if few { 0 } else { chunk.div_ceil(LINE).div_ceil(passes * step) };
         for start in (0..w.blocks).step_by(step.max(1)) {
@@ -344,7 +347,8 @@ pub(super) unsafe fn panel<F: Form>(x: &Activations, rows: Range<usize>, w: &Pan
                 let sums = sums.as_mut_ptr().cast::<f32>().wrapping_add((rows.start - band.start) * PANEL);
                 let at = Tile { x, row: rows.start, w, group: 0, sums, out };
                 let (next, blocks) = (&mut next, blocks.clone());
-                // SAFETY: the caller's promise; a tile has one to six rows, all of them of the band, for which there are sums.
+                // SAFETY: the caller's promise; a tile has one to six rows, all of them in the band, whose sums have
+                // room.
                 unsafe {
                     match rows.len() {
                         1 if w.count == 2 => tile::<F, 1, { 2 * WHOLE }>(at, next, blocks),

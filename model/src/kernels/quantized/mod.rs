@@ -1,11 +1,11 @@
-//! Products with quantised weights: GGUF's q8_0, q4_0 and q4_k, interleaved in panels.
+//! Products with quantized weights: GGUF's q8_0, q4_0 and q4_k, interleaved in panels.
 //!
-//! The rows of `x` are quantised too, in blocks of 32 (see `activations`). The product of two blocks is an integer,
-//! which does not depend on the order of additions. It is scaled and added to the row's sum, block after block. `plain`
-//! defines that sum; the other files compute the same bits with one instruction set each.
+//! The rows of `x` are quantized too, in blocks of 32 (see `activations`). The product of two blocks is an integer, so
+//! it does not depend on the order of additions. It is scaled and added to the row's sum, block after block. `plain`
+//! defines this sum; each other file computes the same bits with one instruction set.
 //!
-//! A stored block is some f16 numbers followed by words of four bytes. A panel stores block after block, and of each
-//! block the first f16 of all rows, then the second of all rows, then the first word of all rows, and so on:
+//! A stored block has some f16 numbers, followed by four-byte words. A panel stores one block after another. Each block
+//! holds the first f16 of all rows, then the second of all rows, then the first word of all rows, and so on:
 //!
 //! | kind | columns | f16 | words |
 //! |---|---|---|---|
@@ -38,7 +38,7 @@ use super::lines::Lines;
 use super::panels::{self, GROUP, Output, PANEL};
 use super::threads::Threads;
 
-/// A quantised matrix (n, k) in panels.
+/// A quantized matrix (n, k) in panels.
 #[derive(Clone, Debug)]
 pub(crate) struct Packed {
     kind: Kind,
@@ -48,7 +48,7 @@ pub(crate) struct Packed {
 }
 
 impl Packed {
-    /// Packs GGUF's bytes of the matrix (n, k), row by row.
+    /// Packs a matrix (n, k) from GGUF blocks, stored row by row.
     ///
     /// # Errors
     /// If `k` is not a multiple of the kind's block, or the number of bytes is wrong.
@@ -73,22 +73,22 @@ impl Packed {
         Ok(Self { kind, n, k, lines })
     }
 
-    /// Size in bytes, including the padding of the last panel.
+    /// Returns the size in bytes, including the padding of the last panel.
     pub(crate) fn bytes(&self) -> usize {
         self.lines.bytes().len()
     }
 
-    /// Rows, n.
+    /// Returns n, the number of rows.
     pub(crate) fn rows(&self) -> usize {
         self.n
     }
 
-    /// Columns, k.
+    /// Returns k, the number of columns.
     pub(crate) fn columns(&self) -> usize {
         self.k
     }
 
-    /// One row as floats (k).
+    /// Writes one row as floats. out: (k)
     pub(crate) fn row(&self, row: usize, out: &mut [f32]) {
         assert!(row < self.n && out.len() == self.k, "row {row} of {}, {} of {}", self.n, out.len(), self.k);
         let panel = self.panels(row / PANEL, 1);
@@ -97,7 +97,7 @@ impl Packed {
         }
     }
 
-    /// Panel `p`, and the one after it if `count` is 2: then both are whole.
+    /// Returns panel `p`, and if `count` is 2 also the next one; then both must be whole.
     fn panels(&self, p: usize, count: usize) -> Panel<'_> {
         let (first, width) = panels::rows(p, self.n);
         let rows = first.start..first.end + (count - 1) * PANEL;
@@ -107,7 +107,7 @@ impl Packed {
     }
 }
 
-/// Writes some rows into a panel.
+/// Interleaves some rows into a panel.
 fn interleave(kind: Kind, rows: &[u8], row_bytes: usize, panel: &mut [u8]) {
     let width = panel.len() / row_bytes;
     let block_bytes = kind.block_bytes();
@@ -126,7 +126,7 @@ fn interleave(kind: Kind, rows: &[u8], row_bytes: usize, panel: &mut [u8]) {
     }
 }
 
-/// Panels `panels` of `out = x . w^T` for some rows of `x`: row r of `x` gives row r of `out (rows of x, n)`.
+/// Computes some panels of `out = x . w^T` for some rows of `x`: row r of `x` gives row r of `out (rows of x, n)`.
 ///
 /// # Panics
 /// If the shapes do not fit.
@@ -147,7 +147,7 @@ pub(crate) unsafe fn panels(
     }
     let mut p = panels.start;
     while p < panels.end {
-        // One row of `x` reads two panels at once: memory serves two places faster than one.
+        // One row of `x` reads two panels at once, because memory serves two streams faster than one.
         let pair = reads_pairs(isa) && rows.len() == 1 && p + 2 <= panels.end && (p + 2) * PANEL <= w.n;
         let panel = w.panels(p, if pair { 2 } else { 1 });
         p += panel.count;
@@ -162,7 +162,7 @@ pub(crate) unsafe fn panels(
     }
 }
 
-/// Whether the set's kernel takes two panels at once.
+/// Returns whether the kernel of this instruction set takes two panels at once.
 fn reads_pairs(isa: Isa) -> bool {
     #[cfg(target_arch = "x86_64")]
     return isa == Isa::Avx512Vnni;
@@ -173,12 +173,14 @@ fn reads_pairs(isa: Isa) -> bool {
     }
 }
 
+/// Runs the kernel for `isa`.
+///
 /// # Safety
 /// The shapes fit, and no other thread accesses this part of `out`.
 unsafe fn form<F: Form>(isa: Isa, x: &Activations, rows: Range<usize>, w: &Panel<'_>, out: Output<'_>) {
     match isa {
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: `Isa::available` yields it only where the machine has these sets; `panels` has checked the shapes.
+        // SAFETY: `Isa::available` yields it only where the machine has its features; `panels` has checked the shapes.
         Isa::Avx512Vnni => unsafe { avx512::panel::<F>(x, rows, w, out) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.

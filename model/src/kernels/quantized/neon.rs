@@ -1,4 +1,4 @@
-//! NEON: four registers are sixteen rows of weights, four columns of each.
+//! NEON: four registers hold sixteen rows of weights, four columns of each.
 
 use std::arch::aarch64::{
     float32x4_t, int8x16_t, int32x4_t, uint8x16_t, vaddq_s32, vandq_u8, vandq_u32, vcvtq_f32_s32, vcvtq_f32_u32,
@@ -13,14 +13,14 @@ use super::activations::{Activations, BlockSums};
 use super::format::{BLOCK, Form, Kind, Panel, cached_blocks, tiles};
 use crate::kernels::panels::{GROUP, Output};
 
-/// Most rows of `x` in a tile: twelve sums and twelve products of thirty-two registers.
+/// The most rows of `x` in a tile: twelve sums and twelve products, of thirty-two registers.
 const ROWS: usize = 3;
-/// Rows of weights in a register.
+/// Rows of weights per register.
 const LANES: usize = 4;
-/// Registers of sixteen rows.
+/// Registers for sixteen rows.
 const PARTS: usize = GROUP / LANES;
 
-/// Adds the products of four bytes each to the sums; `DOT`: the machine has one instruction for that.
+/// Adds the products of each four bytes to a sum. `DOT`: whether the machine has one instruction for that.
 #[inline(always)]
 fn dot<const DOT: bool>(sum: int32x4_t, w: int8x16_t, x: int8x16_t) -> int32x4_t {
     if DOT {
@@ -43,7 +43,7 @@ fn dot<const DOT: bool>(sum: int32x4_t, w: int8x16_t, x: int8x16_t) -> int32x4_t
     }
 }
 
-/// Step `STEP` of eight: adds the products of R rows with sixteen rows of weights over four columns.
+/// Performs step `STEP` of eight: adds the products of R rows with sixteen rows of weights over four columns.
 ///
 /// # Safety
 /// As for `products`.
@@ -59,7 +59,7 @@ unsafe fn step<F: Form, const R: usize, const HIGH: bool, const DOT: bool, const
         // Both halves of a word's bytes, one after the other.
         Kind::Q4_0 => (STEP / 2, 4 * (STEP / 2) + 16 * (STEP % 2), STEP % 2 == 1),
     };
-    // SAFETY: every machine of this architecture has NEON; the words and columns are those that the caller promises:
+    // SAFETY: every machine of this architecture has NEON; the words and columns are readable by the caller's promise:
     // column + 4 <= 32.
     unsafe {
         let mut weights = [vreinterpretq_s8_u8(vdupq_n_u8(0)); PARTS];
@@ -81,11 +81,13 @@ unsafe fn step<F: Form, const R: usize, const HIGH: bool, const DOT: bool, const
     }
 }
 
-/// Integer products of R rows of `x` and sixteen rows of weights over 32 columns.
+/// Computes the integer products of R rows of `x` with sixteen rows of weights over 32 columns.
+///
+/// `HIGH`: the weights are in the high halves of bytes.
 ///
 /// # Safety
-/// R blocks of bytes and of their sums are readable at `x` and `block_sums`, and at `w` the words of the block, each `stride`
-/// bytes behind the last. `HIGH`: the weights are in the high halves of bytes.
+/// R blocks of bytes are readable at `x` and their sums at `block_sums`; the words of the weights' block are readable
+/// at `w`, `stride` bytes apart.
 #[inline(always)]
 unsafe fn products<F: Form, const R: usize, const HIGH: bool, const DOT: bool>(
     x: *const i8,
@@ -101,7 +103,7 @@ unsafe fn products<F: Form, const R: usize, const HIGH: bool, const DOT: bool>(
                 *sums = [vshlq_n_s32::<3>(vdupq_n_s32((*block_sums.add(r)).negative)); PARTS];
             }
         }
-        // Unrolled by hand: the compiler would keep a loop, and the sums in memory.
+        // Unrolled by hand: otherwise the compiler keeps a loop, with the sums in memory.
         step::<F, R, HIGH, DOT, 0>(&mut sums, x, w, stride);
         step::<F, R, HIGH, DOT, 1>(&mut sums, x, w, stride);
         step::<F, R, HIGH, DOT, 2>(&mut sums, x, w, stride);
@@ -141,7 +143,7 @@ unsafe fn add<F: Form, const R: usize>(
     }
 }
 
-/// Sixteen f16 numbers.
+/// Loads sixteen f16 numbers.
 ///
 /// # Safety
 /// 32 bytes are readable.
@@ -164,10 +166,10 @@ unsafe fn halves(at: *const u8) -> [float32x4_t; PARTS] {
     [load(0), load(1), load(2), load(3)]
 }
 
-/// The eight scales and the eight minima of a q4_k block, a byte each: scales 0..4, 4..8, minima 0..4, 4..8.
+/// Returns the eight scales and eight minima of a q4_k block, a byte each: scales 0..4, 4..8, minima 0..4, 4..8.
 ///
 /// # Safety
-/// Three words of 4 rows are readable at `at`, each `stride` bytes behind the last.
+/// Three words of 4 rows are readable at `at`, `stride` bytes apart.
 #[inline(always)]
 unsafe fn six_bits(at: *const u8, stride: usize) -> [uint8x16_t; 4] {
     // SAFETY: the caller's promise; every machine of this architecture has NEON.
@@ -183,11 +185,11 @@ unsafe fn six_bits(at: *const u8, stride: usize) -> [uint8x16_t; 4] {
     }
 }
 
-/// R rows of `x`, from `row` on, and sixteen of weights over some blocks: the sums start from `out`, or from 0 at
-/// block 0.
+/// Multiplies R rows of `x`, from `row` on, by sixteen rows of weights over some blocks. The sums start from `out`, or
+/// from 0 at block 0.
 ///
 /// # Safety
-/// As for `panel`; the rows and the group are in bounds, and the blocks are whole stored ones.
+/// As for `panel`; the rows and the group are in bounds, and the blocks are whole stored blocks.
 #[inline(always)]
 unsafe fn tile<F: Form, const R: usize, const DOT: bool>(
     (x, row): (&Activations, usize),
@@ -235,7 +237,7 @@ unsafe fn tile<F: Form, const R: usize, const DOT: bool>(
                     } else {
                         products::<F, R, true, DOT>(xs, block_sums, words, stride)
                     };
-                    // The byte of this part, of every four.
+                    // Shifts this part's byte of every four to the lowest place.
                     let right = vdupq_n_s32(-8 * (part as i32 % 4));
                     let of = |bits| {
                         let byte = vandq_u32(vshlq_u32(vreinterpretq_u32_u8(bits), right), vdupq_n_u32(255));
@@ -270,11 +272,11 @@ unsafe fn tile<F: Form, const R: usize, const DOT: bool>(
     }
 }
 
-/// A panel for some rows of `x`. `DOT`: with the instruction for products of bytes.
+/// Multiplies some rows of `x` by a panel. `DOT`: whether to use the instruction for dot products of bytes.
 ///
 /// # Safety
-/// The machine has the instruction if `DOT`. The rows are in `x`, whose columns are the panel's; `out` has them and the
-/// panel's columns, which no other thread accesses.
+/// The machine has the instruction if `DOT`. The rows are in `x`, which has as many columns as the panel; `out` has
+/// these rows and the panel's outputs, and no other thread accesses them.
 pub(super) unsafe fn panel<F: Form, const DOT: bool>(
     x: &Activations,
     rows: Range<usize>,

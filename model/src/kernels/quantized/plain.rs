@@ -1,4 +1,4 @@
-//! The definition: the value of a stored block, and the order in which blocks are added.
+//! The reference implementation: the values of a stored block, and the order in which blocks are added.
 
 use std::ops::Range;
 
@@ -12,7 +12,7 @@ use crate::kernels::panels::Output;
 #[derive(Clone, Copy)]
 pub(super) struct Block<'a> {
     kind: Kind,
-    /// The stored block, of all the panel's rows.
+    /// The stored block of all the panel's rows.
     bytes: &'a [u8],
     width: usize,
     row: usize,
@@ -21,7 +21,7 @@ pub(super) struct Block<'a> {
 }
 
 impl<'a> Block<'a> {
-    /// Block `block` of the panel's row `row`.
+    /// Returns block `block` of the panel's row `row`.
     pub(super) fn new(kind: Kind, panel: &Panel<'a>, row: usize, block: usize) -> Self {
         let len = kind.block_bytes() * panel.width;
         let bytes = &panel.bytes[block / kind.parts() * len..][..len];
@@ -33,12 +33,12 @@ impl<'a> Block<'a> {
         f16::from_le_bytes([self.bytes[at], self.bytes[at + 1]]).to_f32()
     }
 
-    /// Byte `i` of the words.
+    /// Returns byte `i` of the words.
     fn byte(self, i: usize) -> u8 {
         self.bytes[2 * self.kind.halves() * self.width + 4 * (i / 4 * self.width + self.row) + i % 4]
     }
 
-    /// The integer of column `i`.
+    /// Returns the integer of column `i`.
     fn quant(self, i: usize) -> i32 {
         match self.kind {
             Kind::Q8_0 => i32::from(self.byte(i)) - 128,
@@ -47,7 +47,7 @@ impl<'a> Block<'a> {
         }
     }
 
-    /// The factor of the integers, and what is subtracted from each column; both products are exact.
+    /// Returns the factor of the integers and the minimum that is subtracted from each column; both are exact.
     fn scale_and_minimum(self) -> (f32, f32) {
         let part = self.part;
         let (scale, minimum) = match self.kind {
@@ -61,7 +61,7 @@ impl<'a> Block<'a> {
         (self.half(0) * f32::from(scale), self.half(1) * f32::from(minimum))
     }
 
-    /// The columns as floats.
+    /// Writes the columns as floats.
     pub(super) fn widen(self, out: &mut [f32; BLOCK]) {
         let (scale, minimum) = self.scale_and_minimum();
         for (i, out) in out.iter_mut().enumerate() {
@@ -70,11 +70,11 @@ impl<'a> Block<'a> {
     }
 }
 
-/// A panel for some rows of `x`: the reference for every product with quantised weights.
+/// Multiplies some rows of `x` by a panel: the reference for every product with quantized weights.
 ///
 /// # Safety
-/// The rows are in `x`, whose columns are the panel's; `out` has them and the panel's columns, which no other thread
-/// accesses.
+/// The rows are in `x`, which has as many columns as the panel; `out` has these rows and the panel's outputs, and no
+/// other thread accesses them.
 pub(super) unsafe fn panel<F: Form>(x: &Activations, rows: Range<usize>, w: &Panel<'_>, out: Output<'_>) {
     for row in rows {
         // SAFETY: the caller's promise.

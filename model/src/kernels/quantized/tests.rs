@@ -1,4 +1,4 @@
-//! Tests of all kinds and instruction sets against independent definitions.
+//! Tests all kinds and instruction sets against independent definitions.
 
 use half::f16;
 use proptest::prelude::*;
@@ -7,7 +7,7 @@ use super::*;
 
 const KINDS: [Kind; 3] = [Kind::Q8_0, Kind::Q4_0, Kind::Q4K];
 
-/// Pseudorandom words.
+/// Returns a generator of pseudorandom words.
 fn noise(seed: u32) -> impl FnMut() -> u32 {
     let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(12_345);
     move || {
@@ -21,7 +21,7 @@ fn numbers(len: usize, seed: u32) -> Vec<f32> {
     (0..len).map(|_| next() as f32 / (1 << 23) as f32 - 1.0).collect()
 }
 
-/// A scale: of either sign, small, subnormal, zero or the largest.
+/// Returns a scale: of either sign, small, subnormal, zero or the largest.
 fn scale(chance: u32) -> [u8; 2] {
     let value = match chance % 16 {
         0 => f16::from_bits(0),
@@ -33,7 +33,7 @@ fn scale(chance: u32) -> [u8; 2] {
     value.to_le_bytes()
 }
 
-/// Stored blocks of a matrix (n, k); the bytes of quants are all bytes, the extreme ones often.
+/// Returns the stored blocks of a matrix (n, k). Their quants take every byte value, the extreme ones often.
 fn matrix(kind: Kind, n: usize, k: usize, seed: u32) -> Vec<u8> {
     let mut next = noise(seed);
     let mut bytes = Vec::new();
@@ -53,7 +53,7 @@ fn matrix(kind: Kind, n: usize, k: usize, seed: u32) -> Vec<u8> {
     bytes
 }
 
-/// A row of GGUF blocks as floats, by the formats' published definitions.
+/// Converts a row of GGUF blocks to floats, by the formats' published definitions.
 fn dequantise(kind: Kind, row: &[u8]) -> Vec<f32> {
     let half = |bytes: &[u8]| f16::from_le_bytes([bytes[0], bytes[1]]).to_f32();
     let mut out = Vec::new();
@@ -93,7 +93,7 @@ fn quantised(isa: Isa, x: &[f32], k: usize) -> Activations {
     activations
 }
 
-/// The whole product, panel after panel.
+/// Computes the whole product, panel after panel.
 fn product(isa: Isa, x: &Activations, w: &Packed) -> Vec<f32> {
     let mut out = vec![f32::NAN; x.rows() * w.rows()];
     let output = Output::new(&mut out, w.rows());
@@ -116,7 +116,7 @@ proptest! {
         let k = if kind == Kind::Q4K { blocks.div_ceil(4) * 256 } else { blocks * 32 };
         let w = pack(kind, &matrix(kind, n, k, seed), n, k);
         let mut x = numbers(rows * k, seed ^ 1);
-        // Blocks of zeros, and of the numbers that become -127 and 127.
+        // Blocks of zeros, of numbers that become -127 and 127, and of numbers too small for a scale.
         for (i, block) in x.chunks_exact_mut(32).enumerate() {
             match i % 7 {
                 3 => block.fill(0.0),

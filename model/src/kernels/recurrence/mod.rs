@@ -1,7 +1,8 @@
-//! One token of one head: decay, rank-1 update, readout and normaliser in one pass over the state.
+//! One token of one head: decay, rank-1 update, readout and normalizer in one pass over the state.
 //!
-//! A head's memory is S (F, d) row by row, and the sums z (F) and c. Mathematically z is a column of S. It is stored
-//! apart so that the rows of S stay whole vectors, and in f32 even where S is bf16, because results are divided by it.
+//! A head's memory is S (F, d), stored row by row, and the sums z (F) and c. Mathematically z is a column of S. It is
+//! stored apart so that the rows of S stay whole vectors, and in f32 even where S is bf16, because results are divided
+//! by it.
 
 use half::bf16;
 
@@ -10,24 +11,24 @@ use super::element::Element;
 use super::vector::{self, Vector};
 use super::{Isa, LANES, plain::dot};
 
-/// The sigmoid of `v`, by the exponential of a negative number, which cannot overflow.
+/// Returns the sigmoid of `v`, computed from the exponential of a negative number, which cannot overflow.
 #[inline(always)]
 fn sigmoid(v: f32) -> f32 {
-    // Our own exponential: the system's result differs between machines.
+    // Our own exponential, because the system's result differs between machines.
     let e = exp_lane(-v.abs());
     if v >= 0.0 { 1.0 / (1.0 + e) } else { e / (1.0 + e) }
 }
 
-/// The weights of the old state and of the new token: (g, 1 - g), or (1, 1) without a gate.
+/// Returns the weights of the old state and of the new token: (g, 1 - g), or (1, 1) without a gate.
 pub(crate) fn gate_weights(logit: Option<f32>) -> (f32, f32) {
     // Two sigmoids, not 1 - g: near g = 1 the difference would lose its bits.
     logit.map_or((1.0, 1.0), |a| (sigmoid(a), sigmoid(-a)))
 }
 
-/// Raises a head's maximum to that of a new key, if larger, and returns the weights for S and z: features are relative
-/// to a maximum, so either the old state shrinks, or the key whose own maximum is lower.
+/// Raises a head's maximum to that of a new key, if larger, and returns the weights for S and z.
 ///
-/// Where c is 0 the state is empty, and the key's maximum replaces any other.
+/// Features are relative to a maximum, so either the old state shrinks, or the key if its own maximum is lower. Where c
+/// is 0 the state is empty, and the key's maximum replaces any other.
 ///
 /// (keep, take): the weights of the old state and of the new token without a maximum.
 pub(crate) fn raise(maximum: &mut f32, c: f32, key: f32, (keep, take): (f32, f32)) -> (f32, f32) {
@@ -44,14 +45,14 @@ pub(crate) fn raise(maximum: &mut f32, c: f32, key: f32, (keep, take): (f32, f32
     }
 }
 
-/// A number of S as it is stored.
+/// A number of S in its stored form.
 pub(crate) trait Number: Element + Default {
     /// Whether storing needs noise.
     const NOISY: bool;
-    /// Stores the nearest numbers, or by `noise` (16 random bits) one of the two nearest: the nearer, the likelier.
+    /// Stores the nearest numbers, or, by `noise` (16 random bits), one of the two nearest: the nearer, the likelier.
     ///
     /// # Safety
-    /// As many as `V` has lanes are writable, and the machine has the instruction set of `V`.
+    /// As many numbers as `V` has lanes are writable, and the machine has the instruction set of `V`.
     unsafe fn store<V: Vector>(value: V, noise: V, at: *mut Self);
 }
 
@@ -65,8 +66,8 @@ impl Number for f32 {
     }
 }
 
-/// Rounded at random: what a slow gate adds is often less than half a step of bf16, and rounding to the nearest would
-/// lose it every time. NaN need not stay NaN: no sum of numbers makes one.
+/// Rounds stochastically: a slow gate often adds less than half a step of bf16, which rounding to nearest would lose
+/// every time. NaN need not stay NaN: no sum of numbers makes one.
 impl Number for bf16 {
     const NOISY: bool = true;
 
@@ -77,11 +78,12 @@ impl Number for bf16 {
     }
 }
 
-/// Columns that share a stream of noise: the first sixteen use the lower half of each number, the others the upper.
+/// Columns that share a stream of noise: the first sixteen use the lower half of each number, the others the upper
+/// half.
 const PAIR: usize = 2 * LANES;
 
-/// Random bits for rounding some columns in one step: sixteen streams, seeded by the token's position in its text, so
-/// that a state depends on the text alone.
+/// Returns random bits for rounding some columns in one step: sixteen streams, seeded by the token's position in its
+/// text, so that a state depends only on the text.
 #[inline]
 pub(super) fn noise(seed: u64, pair: usize) -> [f32; LANES] {
     let mut lanes = [0.0; LANES];
@@ -91,20 +93,20 @@ pub(super) fn noise(seed: u64, pair: usize) -> [f32; LANES] {
         let mut x = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(place);
         x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        // Xorshift never leaves 0.
+        // Not 0, which xorshift never leaves.
         lanes[l] = f32::from_bits((x ^ (x >> 31)) as u32 | 1);
     }
     lanes
 }
 
-/// `R` registers of columns of all rows of S, from column `at` on: decay, rank-1 update and readout, the sums in
-/// registers from the first row to the last.
+/// Advances `R` registers of columns, from column `at` on, through all rows of S: decay, rank-1 update and readout,
+/// with the sums in registers from the first row to the last.
 ///
-/// s: S from that column on, its rows `stride` apart; v, out: those columns. For bf16, `R` registers are whole pairs
+/// s: S from that column on, its rows `stride` apart; v, out: those columns. For bf16, `R` registers hold whole pairs
 /// of groups, or one group.
 ///
 /// # Safety
-/// The machine has the set of `V`; every row, `v` and `out` have that many columns.
+/// The machine has the instruction set of `V`; every row, `v` and `out` have that many columns.
 #[inline(always)]
 unsafe fn columns<V: Vector, S: Number, const R: usize>(
     s: *mut S,
@@ -125,7 +127,7 @@ unsafe fn columns<V: Vector, S: Number, const R: usize>(
         for r in 0..R {
             values[r] = V::load(v.add(r * V::LANES));
             if S::NOISY {
-                // The registers of a pair's second group have those of the first.
+                // The registers of a pair's second group use the streams of the first.
                 let lanes = noise(token.seed, (at + r * V::LANES) / PAIR);
                 random[r] = V::load(lanes.as_ptr().add(r % group * V::LANES));
             }
@@ -156,10 +158,10 @@ unsafe fn columns<V: Vector, S: Number, const R: usize>(
     }
 }
 
-/// All columns of S. `WIDE`: registers of a pair of groups, or of two; `GROUP`: registers of a group.
+/// Advances all columns of S. `WIDE`: registers of one or two pairs of groups; `GROUP`: registers of one group.
 ///
 /// # Safety
-/// The machine has the set of `V`.
+/// The machine has the instruction set of `V`.
 #[inline(always)]
 unsafe fn matrix<V: Vector, S: Number, const WIDE: usize, const GROUP: usize>(
     s: &mut [S],
@@ -186,7 +188,7 @@ unsafe fn matrix<V: Vector, S: Number, const WIDE: usize, const GROUP: usize>(
             }
             at += LANES;
         } else {
-            // The rest of a group is padded row by row: where speed matters, head widths are multiples of sixteen.
+            // A partial group is padded row by row: where speed matters, head widths are multiples of sixteen.
             let (mut v, mut sums) = ([0.0; LANES], [0.0f32; LANES]);
             v[..left].copy_from_slice(&token.v[at..]);
             let mut rows = [S::default(); LANES];
@@ -203,10 +205,10 @@ unsafe fn matrix<V: Vector, S: Number, const WIDE: usize, const GROUP: usize>(
     }
 }
 
-/// One row of [`columns`] on a group of columns.
+/// Does one row of [`columns`] for a group of columns.
 ///
 /// # Safety
-/// The machine has the set of `V`.
+/// The machine has the instruction set of `V`.
 #[inline(always)]
 unsafe fn padded<V: Vector, S: Number>(
     row: &mut [S; LANES],
@@ -236,7 +238,7 @@ unsafe fn padded<V: Vector, S: Number>(
     }
 }
 
-/// What one head reads of one token.
+/// The inputs of one head for one token.
 #[derive(Clone, Copy)]
 pub(crate) struct Token<'a> {
     /// (F)
@@ -245,17 +247,17 @@ pub(crate) struct Token<'a> {
     pub(crate) phi_k: &'a [f32],
     /// (d)
     pub(crate) v: &'a [f32],
-    /// Weights of the old S and z, and of this token.
+    /// The weights of the old S and z, and of this token.
     pub(crate) weights: (f32, f32),
-    /// The same for c, which counts tokens; differs from `weights` where a maximum has risen.
+    /// The weights for c, which counts tokens; they differ from `weights` where a maximum has risen.
     pub(crate) counted: (f32, f32),
     /// The denominator is at least this share of c.
     pub(crate) eps: f32,
-    /// For rounding a 16-bit state; depends on the text, the token's position, the layer and the head alone.
+    /// The seed for rounding a 16-bit state; depends only on the text, the token's position, the layer and the head.
     pub(crate) seed: u64,
 }
 
-/// z and c -> the denominator, at or above its floor; 1 without them.
+/// Advances z and c and returns the denominator, at or above its floor; returns 1 where there are no sums.
 #[inline(always)]
 fn divisor(sums: &mut [f32], token: &Token<'_>, clamped: &mut u64) -> f32 {
     let Token { phi_q, phi_k, weights: (keep, take), counted, eps, .. } = *token;
@@ -292,8 +294,8 @@ pub(crate) fn step<S: Number>(
     }
 }
 
-/// [`step`] without the division: out (d) is `phi_q S` -> the denominator, at or above its floor.
-/// Where `sums` is empty there is no normaliser, as in Mamba-2.
+/// Does a [`step`] without the division: writes `phi_q S` to out (d) and returns the denominator, at or above its
+/// floor. Where `sums` is empty there is no normalizer, as in Mamba-2.
 pub(crate) fn advance<S: Number>(
     isa: Isa,
     s: &mut [S],
@@ -313,7 +315,7 @@ pub(crate) fn advance<S: Number>(
         // SAFETY: `Isa::available` yields these only where the machine has NEON.
         Isa::Neon | Isa::NeonDot => unsafe { neon(s, sums, token, out, clamped) },
         Isa::Plain => {
-            // SAFETY: plain lanes need nothing.
+            // SAFETY: plain lanes need no instruction set.
             unsafe { matrix::<vector::plain::V, S, 2, 1>(s, token, out) };
             divisor(sums, token, clamped)
         }

@@ -1,4 +1,4 @@
-//! The step of the recurrence: every instruction set, gates at their ends, rounding by chance.
+//! Tests of the recurrence's step: every instruction set, extreme gates, stochastic rounding.
 
 use super::*;
 
@@ -51,14 +51,14 @@ fn a_rising_maximum_shrinks_the_state() {
         assert_eq!((raise(&mut maximum, 0.0, -60.0, (keep, take)), maximum), ((0.0, take), -60.0));
     }
     let mut maximum = -60.0;
-    // Nothing rises: the key alone shrinks.
+    // The maximum does not rise: only the key shrinks.
     let (kept, taken) = raise(&mut maximum, 0.5, -62.0, (keep, take));
     assert_eq!((maximum, kept), (-60.0, keep));
     assert!((taken - take * (-2.0f32).exp()).abs() < 1e-7);
     let (kept, taken) = raise(&mut maximum, 0.5, -57.0, (keep, take));
     assert_eq!((maximum, taken), (-57.0, take));
     assert!((kept - keep * (-3.0f32).exp()).abs() < 1e-7);
-    // So far that nothing remains; and NaN raises nothing.
+    // It rises so far that nothing remains; NaN raises nothing.
     assert_eq!(raise(&mut maximum, 0.5, 300.0, (keep, take)), (0.0, take));
     let (kept, taken) = raise(&mut maximum, 0.5, f32::NAN, (keep, take));
     assert!(kept == keep && taken.is_nan());
@@ -95,7 +95,7 @@ fn every_instruction_set_gives_the_plain_bits() {
 
 #[test]
 fn a_bf16_state_follows_a_slow_gate() {
-    // From 0 towards 1 by steps of a thousandth: rounding to the nearest would stop where a step is half a bf16's.
+    // From 0 towards 1 by steps of a thousandth: rounding to nearest would stop where this is half a step of bf16.
     let (d, features) = (16, 2);
     let (mut s, mut sums) = (vec![bf16::ZERO; features * d], vec![0.0; features + 1]);
     let (q, k, v) = (vec![0.5; features], vec![1.0; features], vec![1.0; d]);

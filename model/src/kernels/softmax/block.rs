@@ -1,4 +1,4 @@
-//! The layout of keys and values in the cache, block by block.
+//! The memory layout of a block of cached keys and values.
 
 use half::bf16;
 use half::slice::HalfBitsSliceExt;
@@ -7,21 +7,21 @@ use crate::kernels::element::Element;
 use crate::kernels::panels::PANEL;
 use crate::kernels::{LANES, nearest};
 
-/// Keys per block: few enough that one head's keys and values stay in the second-level cache while the queries of a
-/// prompt read them, many enough that adding up blocks costs little.
+/// Keys per block: few enough that one head's keys and values stay in the L2 cache while the queries of a prompt read
+/// them, many enough that adding up blocks costs little.
 pub(crate) const BLOCK: usize = 256;
 
-/// A number as the cache stores it.
+/// A number type in which the cache stores keys and values.
 pub(crate) trait Cached: Copy + Send + Sync + Default + 'static {
     /// The type that kernels load.
     #[allow(private_bounds, reason = "the kernels' own")]
     type Loaded: Element;
 
-    /// The numbers as that type.
+    /// Returns the numbers as that type.
     fn loaded(numbers: &[Self]) -> &[Self::Loaded];
-    /// The value, exact.
+    /// Converts the number to f32, exactly.
     fn widen(self) -> f32;
-    /// The nearest number.
+    /// Returns the stored number nearest to `value`.
     fn nearest(value: f32) -> Self;
 }
 
@@ -41,7 +41,8 @@ impl Cached for f32 {
     }
 }
 
-/// The bits of a bfloat16: the system provides zeroed memory for integers, page by page as it is written.
+/// The bits of a bfloat16; an integer, because the system provides zeroed memory for integers, page by page as it is
+/// written.
 impl Cached for u16 {
     type Loaded = bf16;
 
@@ -61,29 +62,30 @@ impl Cached for u16 {
 /// The shape of a block: keys (places / 64, d, 64), then values (places, d padded to whole lanes).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Block {
-    /// Length of a key and a value.
+    /// The length of a key and of a value.
     pub(crate) d: usize,
-    /// Capacity in keys, a multiple of [`PANEL`].
+    /// The capacity in keys, a multiple of [`PANEL`].
     pub(crate) places: usize,
 }
 
 impl Block {
-    /// Columns of a stored value: d, padded.
+    /// Returns the columns of a stored value: d, padded.
     pub(crate) fn columns(self) -> usize {
         self.d.next_multiple_of(LANES)
     }
 
-    /// Numbers in the block.
+    /// Returns how many numbers the block has.
     pub(crate) fn numbers(self) -> usize {
         self.places * (self.d + self.columns())
     }
 
-    /// Length of a query's result: the weighted sum of values (columns), the largest score, the sum of weights.
+    /// Returns the length of a query's result: the weighted sum of values (columns), the largest score, the sum of
+    /// weights.
     pub(crate) fn partial_len(self) -> usize {
         self.columns() + 2
     }
 
-    /// Puts a key and a value (d each) at a place.
+    /// Writes a key and a value (d each) to a place.
     pub(crate) fn write<S: Cached>(self, block: &mut [S], place: usize, k: &[f32], v: &[f32]) {
         let (keys, values) = block.split_at_mut(self.places * self.d);
         let panel = &mut keys[place / PANEL * PANEL * self.d..][..PANEL * self.d];
@@ -95,13 +97,13 @@ impl Block {
         }
     }
 
-    /// The key at a place.
+    /// Returns the key at a place.
     pub(crate) fn key<S: Cached>(self, block: &[S], place: usize) -> impl Iterator<Item = f32> {
         let panel = &block[place / PANEL * PANEL * self.d..][..PANEL * self.d];
         panel.iter().skip(place % PANEL).step_by(PANEL).map(|v| v.widen())
     }
 
-    /// The value at a place.
+    /// Returns the value at a place.
     pub(crate) fn value<S: Cached>(self, block: &[S], place: usize) -> impl Iterator<Item = f32> {
         block[self.places * self.d + place * self.columns()..][..self.d].iter().map(|v| v.widen())
     }

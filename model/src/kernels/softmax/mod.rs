@@ -14,8 +14,8 @@ use super::{Isa, multiversion, vector};
 pub(crate) use block::{BLOCK, Block, Cached};
 use tile::Queries;
 
-/// Attention of queries (each scaled) to the first `filled` keys of a block: the sums of `exp(q k - m) v` and of
-/// `exp(q k - m)`, with m the largest `q k`.
+/// Computes the attention of queries (each scaled) to the first `filled` keys of a block: the sums of `exp(q k - m) v`
+/// and of `exp(q k - m)`, with m the largest `q k`.
 ///
 /// q: (queries, d) -> out: (queries, [`Block::partial_len`])
 ///
@@ -75,7 +75,7 @@ multiversion! {
     pub(crate) fn add(all: &mut [f32], next: &[f32]) = add_body;
 }
 
-/// The weighted mean of the values. all: ([`Block::partial_len`]) -> out: (d)
+/// Writes the weighted mean of the values. all: ([`Block::partial_len`]) -> out: (d)
 pub(crate) fn mean(all: &[f32], out: &mut [f32]) {
     let scale = 1.0 / all[all.len() - 1];
     out.iter_mut().zip(all).for_each(|(out, sum)| *out = sum * scale);

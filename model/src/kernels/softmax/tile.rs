@@ -10,11 +10,11 @@ use crate::kernels::prefetch::{LINE, prefetch};
 use crate::kernels::vector::Vector;
 use crate::kernels::{Isa, LANES, multiversion};
 
-/// Queries per tile: with four registers of AVX-512 these are 24 sums.
+/// Queries per tile: with four AVX-512 registers each, these are 24 sums.
 pub(super) const TILE: usize = 6;
 
-/// Bytes by which a single query prefetches ahead: the hardware's own prefetching stops at the end of each page, and
-/// with narrow registers the next page is reached late.
+/// How many bytes ahead a single query prefetches: the hardware prefetcher stops at the end of each page, and with
+/// narrow registers the next page is reached late.
 const AHEAD: usize = 4096;
 
 #[inline(always)]
@@ -53,13 +53,13 @@ fn weigh_body(scores: &mut [f32], filled: usize, ends: &mut [f32]) {
 }
 
 multiversion! {
-    /// Turns the first `filled` scores into weights `exp(score - largest)`, and clears the rest of their lanes.
+    /// Turns the first `filled` scores into weights `exp(score - largest)`, and zeroes the rest of their lanes.
     ///
     /// ends: the largest score and the sum of weights
     fn weigh(scores: &mut [f32], filled: usize, ends: &mut [f32]) = weigh_body;
 }
 
-/// `out (m, lanes) = x (m, k) . w (k, lanes)`, each a chain over k; neighbours in a column are a stride apart.
+/// The product `out (m, lanes) = x (m, k) . w (k, lanes)`, each sum a chain over k; rows are a stride apart.
 struct Product<W> {
     x: *const f32,
     x_stride: usize,
@@ -71,10 +71,10 @@ struct Product<W> {
 }
 
 impl<W: Element> Product<W> {
-    /// `M` rows by `R` registers from lane `at` on.
+    /// Computes `M` rows by `R` registers from lane `at` on.
     ///
     /// # Safety
-    /// The machine has the set of `V`, and all reads and writes are in bounds.
+    /// The machine has the instruction set of `V`, and all reads and writes are in bounds.
     #[inline(always)]
     unsafe fn tile<V: Vector, const M: usize, const R: usize>(&self, at: usize) {
         // SAFETY: the caller's promise.
@@ -106,7 +106,7 @@ impl<W: Element> Product<W> {
         }
     }
 
-    /// `m` rows, at most [`TILE`], by `R` registers.
+    /// Computes `m` rows, at most [`TILE`], by `R` registers.
     ///
     /// # Safety
     /// As for [`Self::tile`].
@@ -125,8 +125,8 @@ impl<W: Element> Product<W> {
         }
     }
 
-    /// `m` rows by `lanes`, whole groups. `ONE`, `MANY`: registers per tile of one row and of several; `GROUPED`:
-    /// registers of a group.
+    /// Computes `m` rows by `lanes`, whole groups. `ONE`, `MANY`: registers per tile of one row and of several;
+    /// `GROUPED`: registers of a group.
     ///
     /// # Safety
     /// As for [`Self::tile`].
@@ -155,7 +155,7 @@ impl<W: Element> Product<W> {
     }
 }
 
-/// Queries to the first keys of a block.
+/// Queries, and the first keys of a block, to which they attend.
 pub(super) struct Queries<'a, W> {
     /// [`Block::numbers`]
     pub(super) block: &'a [W],
@@ -165,14 +165,14 @@ pub(super) struct Queries<'a, W> {
     pub(super) q: &'a [f32],
     /// (queries, [`Block::partial_len`])
     pub(super) out: &'a mut [f32],
-    /// For [`weigh`].
+    /// The instruction set for [`weigh`].
     pub(super) isa: Isa,
 }
 
-/// All queries.
+/// Computes all queries.
 ///
 /// # Safety
-/// The machine has the set of `V`.
+/// The machine has the instruction set of `V`.
 #[inline(always)]
 pub(super) unsafe fn run<V: Vector, W: Element, const ONE: usize, const MANY: usize, const GROUPED: usize>(
     queries: Queries<'_, W>,
@@ -199,8 +199,8 @@ pub(super) unsafe fn run<V: Vector, W: Element, const ONE: usize, const MANY: us
         }
         let (x, w, out) = (scores.as_ptr(), values.as_ptr(), out.as_mut_ptr());
         let product = Product { x, x_stride: BLOCK, k: filled, w, w_stride: columns, out, out_stride: partial };
-        // SAFETY: m rows of weights, of which `filled` are used; as many rows of values, with `columns` lanes; and m rows
-        // of the output that start with as many.
+        // SAFETY: m rows of weights, `filled` of each used; `filled` rows of values, with `columns` lanes; and m rows
+        // of the output, which begin with `columns` numbers.
         unsafe { product.sweep::<V, ONE, MANY, GROUPED>(m, columns) };
     }
 }

@@ -1,13 +1,13 @@
-//! What of a job is unclaimed, in one word, and the two ends at which threads claim it.
+//! The unclaimed pieces of a job, in one word, and the two ends from which threads claim them.
 
-/// Where a thread claims pieces.
+/// The end from which a thread claims pieces.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum End {
     First,
     Last,
 }
 
-/// The unclaimed pieces of a job with a number, from `first` to before `end`, as one atomic word.
+/// The unclaimed pieces of job `number`, from `first` to before `end`, which fit into one atomic word.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Open {
     pub(super) number: u32,
@@ -16,10 +16,10 @@ pub(super) struct Open {
 }
 
 impl Open {
-    /// Most pieces of a job.
+    /// The most pieces of a job.
     pub(super) const MOST: usize = u16::MAX as usize;
 
-    /// All pieces of a job, at most [`Self::MOST`].
+    /// Returns all pieces of a job, at most [`Self::MOST`].
     pub(super) fn all(number: u32, pieces: usize) -> Self {
         Self { number, first: 0, end: pieces as u16 }
     }
@@ -36,7 +36,7 @@ impl Open {
         self.first == self.end
     }
 
-    /// The piece at one end, and what is unclaimed then.
+    /// Returns the piece at one end, and what then remains unclaimed.
     pub(super) fn claimed(self, end: End) -> (usize, Self) {
         match end {
             End::First => (self.first.into(), Self { first: self.first + 1, ..self }),

@@ -1,4 +1,4 @@
-//! Eight lanes in one register of AVX2 (with FMA and F16C).
+//! Eight lanes in one AVX2 register (with FMA and F16C).
 
 use std::arch::x86_64::{
     __m256, _mm_loadu_si128, _mm_storeu_si128, _mm256_add_epi32, _mm256_and_si256, _mm256_castps_si256,
@@ -68,7 +68,7 @@ impl Vector for V {
         unsafe {
             let noise = _mm256_and_si256(_mm256_castps_si256(noise), _mm256_set1_epi32(0xffff));
             let bits = _mm256_srli_epi32::<16>(_mm256_add_epi32(_mm256_castps_si256(self), noise));
-            // Each half of the register packs its own four: they lie in quarters 0 and 2.
+            // Each half of the register packs its own four numbers, which end up in quarters 0 and 2.
             let packed = _mm256_permute4x64_epi64::<0b1000>(_mm256_packus_epi32(bits, bits));
             _mm_storeu_si128(at.cast(), _mm256_castsi256_si128(packed));
         }

@@ -1,4 +1,4 @@
-//! Sixteen lanes in one register of AVX-512 (F, BW, DQ and VL).
+//! Sixteen lanes in one AVX-512 register (F, BW, DQ and VL).
 
 use std::arch::x86_64::{
     __m512, _mm256_loadu_si256, _mm256_storeu_si256, _mm512_add_epi32, _mm512_and_si512, _mm512_castps_si512,

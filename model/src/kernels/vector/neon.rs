@@ -1,4 +1,4 @@
-//! Four lanes in one register of NEON.
+//! Four lanes in one NEON register.
 
 use std::arch::aarch64::{
     float32x4_t, vaddq_u32, vandq_u32, vdupq_n_f32, vdupq_n_u32, veorq_u32, vfmaq_f32, vld1_u16, vld1q_f32, vmulq_f32,

@@ -1,4 +1,4 @@
-//! Sixteen lanes in plain Rust: the definition.
+//! Sixteen lanes in plain Rust: the reference implementation.
 
 use half::{bf16, f16};
 

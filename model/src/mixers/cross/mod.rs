@@ -1,7 +1,7 @@
-//! Cross attention: queries of the decoder over a source that the encoder has read.
+//! Cross attention: the decoder's queries attend to a source that the encoder has read.
 //!
-//! Random features keep the source as two sums, which every token reads at the same cost (Peng et al., ICLR 2021,
-//! equation 5); softmax keeps its keys and values. Each is a [`SourceReader`], paired by type with what it keeps.
+//! With random features the source is kept as two sums, and every token reads them at the same cost (Peng et al., ICLR
+//! 2021, equation 5). Softmax keeps keys and values. Each variant is a [`SourceReader`], paired by type with its state.
 
 pub(crate) mod read;
 
@@ -20,15 +20,15 @@ use crate::nn::Linear;
 use crate::weights::{LoadError, TensorList, Weights};
 use read::Queries;
 
-/// Keeps a source and reads it for queries.
+/// Keeps a source and answers queries on it.
 pub(crate) trait SourceReader: Debug + Send + Sync + Sized + 'static {
-    /// What is kept of the sources of a pool's slots.
+    /// What is kept of the sources in a pool's slots.
     type State: SlotState + 'static;
 
-    /// Checks the bounds of an encoder-decoder that depend on the reader.
+    /// Checks the config bounds of an encoder-decoder that depend on the reader.
     fn validate(config: &DecoderConfig) -> Result<(), ConfigError>;
 
-    /// Numbers that one head keeps.
+    /// Elements kept per head.
     fn head_numbers(config: &DecoderConfig, source: SourceConfig) -> usize;
 
     /// The tensors that [`Self::load`] reads, below `cross_attn`.
@@ -40,13 +40,13 @@ pub(crate) trait SourceReader: Debug + Send + Sync + Sized + 'static {
     /// Bytes of the matrices that a token reads.
     fn bytes(&self) -> usize;
 
-    /// `slots` empty slots.
+    /// The state of `slots` empty slots.
     fn new_state(&self, slots: usize, state: StateType) -> Self::State;
 
-    /// Keeps the keys and values of a source in a slot. kv: (tokens, 2 heads d), k then v of each token
+    /// Stores the keys and values of a source in a slot. kv: (tokens, 2 heads d), k then v of each token
     fn keep(&self, cx: &mut Compute, kv: &[f32], state: &mut Self::State, slot: usize) -> error::Result<()>;
 
-    /// Reads the sources of the queries' slots. out: (rows, time, heads d)
+    /// Computes attention of the queries to the sources in their slots. out: (rows, time, heads d)
     fn read(
         &self,
         step: &mut Step<'_>,
@@ -57,14 +57,14 @@ pub(crate) trait SourceReader: Debug + Send + Sync + Sized + 'static {
     ) -> error::Result<()>;
 }
 
-/// The source as sums of random features.
+/// Keeps the source as sums of random features.
 #[derive(Debug)]
 pub(crate) struct SumsReader {
     features: Features,
     eps: f64,
 }
 
-/// Sums over a source: every token of it has weight 1.
+/// Sums over a source; each of its tokens has weight 1.
 #[derive(Debug)]
 pub(crate) struct SourceSums(Sums);
 
@@ -81,10 +81,10 @@ impl SlotState for SourceSums {
         self.0.read(slot, out);
     }
 
-    /// c, the weight of all tokens, must be their number: the floor of the denominator is a share of it.
+    /// c, the total weight, must equal the number of tokens: the floor of the denominator is a share of it.
     fn check(&self, layer: usize, numbers: &[f32], tokens: u64) -> error::Result<()> {
         let heads = numbers.chunks_exact(self.0.dims().1.head_numbers()).map(|head| head[head.len() - 1]);
-        // Counts up to 65,536 are exact.
+        // f32 represents counts up to 65,536 exactly.
         match heads.enumerate().find(|&(_, c)| c != tokens as f32) {
             Some((head, found)) => {
                 let parameter = format!("c of the source in layer {layer}, head {head}");
@@ -152,7 +152,7 @@ impl SourceReader for SumsReader {
     }
 }
 
-/// The source as cached keys and values.
+/// Keeps the source as cached keys and values.
 #[derive(Debug)]
 pub(crate) struct CacheReader {
     heads: usize,
@@ -213,7 +213,7 @@ pub(crate) struct CrossAttention<R> {
     pub(crate) reader: R,
 }
 
-/// Intermediate results.
+/// Intermediate results of cross attention.
 #[derive(Debug, Default)]
 pub(crate) struct CrossBuffers {
     q: Vec<f32>,           // (rows, time, heads d)
@@ -231,7 +231,7 @@ impl<R: SourceReader> CrossAttention<R> {
         R::tensors(config, list);
     }
 
-    /// Reads `{q,k,v,o}_proj` of one layer, and the tensors of the reader.
+    /// Loads `{q,k,v,o}_proj` of one layer, and the tensors of the reader.
     pub(crate) fn load(config: &DecoderConfig, source: SourceConfig, weights: &Weights<'_>) -> Result<Self, LoadError> {
         let (hidden, inner) = (config.hidden_size, config.inner_size());
         let projection = |name: &str| weights.matrix(&format!("{name}_proj.weight"), inner, hidden);
@@ -249,7 +249,7 @@ impl<R: SourceReader> CrossAttention<R> {
         self.query.bytes() + self.out.bytes() + self.reader.bytes()
     }
 
-    /// Keeps a source in a slot. source: (tokens, hidden), the output of the encoder
+    /// Stores a source in a slot. source: (tokens, hidden), the output of the encoder
     pub(crate) fn keep(
         &self,
         cx: &mut Compute,
@@ -262,7 +262,7 @@ impl<R: SourceReader> CrossAttention<R> {
         self.reader.keep(cx, &kv, state, slot)
     }
 
-    /// x: (rows, time, hidden) -> out: the same shape; `state` has the source of each row's slot.
+    /// x: (rows, time, hidden) -> out: the same shape; `state` holds the source of each row's slot.
     pub(crate) fn forward(
         &self,
         step: &mut Step<'_>,

@@ -1,5 +1,5 @@
-//! Attention of some queries to a state that does not change: the sums of random feature attention, or cached keys and
-//! values. Used for cross attention to a source, and for the attention of an encoder to its own text.
+//! Attention to a state that does not change: the sums of random feature attention, or cached keys and values. Cross
+//! attention uses it for a source, and the encoder for its own tokens.
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,25 +16,25 @@ use crate::mixers::rfa::recurrent::time_first;
 use crate::mixers::rfa::sums::{Sums, SumsShape};
 use crate::mixers::softmax::cache::{Blocks, Cache, CacheShape};
 
-/// Queries that are computed together.
+/// Number of queries that are computed together.
 const QUERIES: usize = 24;
 
-/// The operation in errors.
+/// The name of the operation in errors.
 const OP: &str = "cross attention";
 
-/// Some queries of each row.
+/// Queries of each row.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Queries<'a> {
-    /// (rows, time, stride): the query of a token is its first heads d numbers
+    /// (rows, time, stride): the query of a token is its first heads d elements
     pub(crate) q: &'a [f32],
-    /// Numbers from one token to the next, at least heads d.
+    /// Elements from one token to the next, at least heads d.
     pub(crate) stride: usize,
-    /// One slot for each row.
+    /// One slot per row.
     pub(crate) slots: &'a [usize],
 }
 
 impl Queries<'_> {
-    /// Tokens of each row, if the sizes fit.
+    /// Returns the number of tokens per row if the sizes fit.
     fn time(&self, inner: usize, out: usize, slots: usize) -> Result<usize> {
         let rows = self.slots.len();
         let time = self.q.len().checked_div(rows * self.stride).unwrap_or(0);
@@ -46,7 +46,7 @@ impl Queries<'_> {
         Ok(time)
     }
 
-    /// A head of a row's token.
+    /// Returns the query of one head for a row's token.
     fn of(&self, (row, t): (usize, usize), time: usize, head: usize, d: usize) -> &[f32] {
         &self.q[(row * time + t) * self.stride + head * d..][..d]
     }
@@ -56,7 +56,7 @@ thread_local! {
     static SCRATCH: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The sums of a source's keys and values, each head's S, z and c as [`Sums::read_head`] gives them.
+/// Computes the sums of a source's keys and values: S, z and c of each head, as [`Sums::read_head`] returns them.
 ///
 /// kv: (tokens, 2 heads d), k then v of each token -> (heads, S (F, d) then z (F) then c)
 ///
@@ -94,7 +94,7 @@ pub(crate) fn sums(features: &Features, kv: &[f32], cx: &mut Compute) -> Result<
     Ok(out)
 }
 
-/// Buffers for the features of some rows of a head.
+/// Buffers for the features of rows of one head.
 struct Rows<'a> {
     map: &'a Features,
     x: &'a mut [f32],       // (rows, d)
@@ -104,7 +104,7 @@ struct Rows<'a> {
 }
 
 impl<'a> Rows<'a> {
-    /// Buffers for `rows` rows.
+    /// Creates buffers for `rows` rows.
     fn new(map: &'a Features, rows: usize, room: &'a mut Vec<f32>) -> Self {
         let (_, f, d) = map.dims();
         let room = sized(room, rows * (d + map.scratch() + f + 1));
@@ -114,7 +114,7 @@ impl<'a> Rows<'a> {
         Self { map, x, phi, maxima, scratch }
     }
 
-    /// Features (rows, F) of a head's vectors, at most as many as the buffers hold.
+    /// Computes the features (rows, F) of one head's vectors, which must fit into the buffers.
     fn features<'b>(&mut self, isa: Isa, head: usize, vectors: impl Iterator<Item = &'b [f32]>) -> &[f32] {
         let (_, f, d) = self.map.dims();
         let mut len = 0;
@@ -129,7 +129,8 @@ impl<'a> Rows<'a> {
     }
 }
 
-/// Queries over the sums of their slots -> how many denominators were clamped to their floor, `eps` c.
+/// Computes attention of the queries to the sums in their slots -> the number of denominators clamped to their floor,
+/// `eps` c.
 /// out: (rows, time, heads d)
 ///
 /// # Errors
@@ -167,7 +168,7 @@ pub(crate) fn read_sums(
     Ok(clamped.into_inner())
 }
 
-/// All tokens of one head over S, z and c. out: (time, d) -> how many denominators were clamped
+/// Computes all tokens of one head from S, z and c. out: (time, d) -> the number of clamped denominators
 fn head_of_sums<S: Readable>(
     (isa, features, eps): (Isa, &Features, f64),
     queries: Queries<'_>,
@@ -191,7 +192,7 @@ fn head_of_sums<S: Readable>(
     clamped
 }
 
-/// Queries over the cached keys and values of their slots: softmax attention. out: (rows, time, heads d)
+/// Computes softmax attention of the queries to the cached keys and values in their slots. out: (rows, time, heads d)
 ///
 /// # Errors
 /// When the shapes do not fit, or a slot is out of range or empty.
@@ -221,7 +222,7 @@ pub(crate) fn read_cache(
     Ok(())
 }
 
-/// All tokens of one head over the blocks of its slot. out: (time, d)
+/// Computes all tokens of one head from the blocks of its slot. out: (time, d)
 fn head_of_cache<S: Cached>(
     isa: Isa,
     (ring, all): (CacheShape, &[S]),
@@ -263,8 +264,8 @@ fn head_of_cache<S: Cached>(
     });
 }
 
-/// Calls `piece(row, head, out (time, d))` for every head of every row, on several threads where there is enough to
-/// do. memory: numbers that a head reads for a token; out: (rows, time, heads d)
+/// Calls `piece(row, head, out (time, d))` for every head of every row, on several threads if there is enough work.
+/// memory: elements that a head reads per token; out: (rows, time, heads d)
 fn each_head(
     (rows, heads, time, d): (usize, usize, usize, usize),
     memory: usize,
@@ -275,7 +276,7 @@ fn each_head(
     let Compute { marks: [marks, ..], threads, .. } = cx;
     let mut run = |target: &mut [f32]| {
         let outs = Parts::new(target, time * d, marks);
-        // Head by head: the rows of a head share its random matrix.
+        // The order is head by head, because the rows of a head share its random matrix.
         let run = |i: usize| {
             let (head, row) = (i / rows, i % rows);
             // Each piece runs once, so no other thread has its part.
@@ -286,7 +287,7 @@ fn each_head(
         run_heads(threads, rows * heads, rows * heads * time * memory, &run);
     };
     if time == 1 {
-        // With one token, (heads, time) and (time, heads) are the same order.
+        // With one token, (heads, time) and (time, heads) have the same order.
         return run(out);
     }
     let target = sized(buffer, rows * heads * time * d);

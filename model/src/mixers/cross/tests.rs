@@ -1,4 +1,4 @@
-//! Queries over a source against the reference in f64, by random features and by softmax.
+//! Compares attention to a source with the f64 reference, for random features and for softmax.
 
 use candle_core::{Device, Tensor};
 
@@ -15,7 +15,7 @@ use crate::random::Normals;
 const HEADS: usize = 3;
 const EPS: f64 = 0.02;
 
-/// Queries of two rows and a source for each, in f32.
+/// Queries of two rows, and a source for each, in f32.
 struct Case {
     d: usize,
     tokens: [usize; 2],
@@ -31,8 +31,8 @@ impl Case {
         Self { d, tokens, time, q: vec(2 * time * HEADS * d), kv: tokens.map(|len| vec(len * 2 * HEADS * d)) }
     }
 
-    /// Every head and query by the reference, in f64: (2, time, heads d). `of` takes a head and its query (d), keys and
-    /// values (tokens, d).
+    /// Computes every head and query with the f64 reference: (2, time, heads d). `of` takes a head, its query (d), and
+    /// keys and values (tokens, d).
     fn truth(&self, of: impl Fn(usize, &[f64], &[f64], &[f64]) -> Vec<f64>) -> Vec<f64> {
         let (d, inner) = (self.d, HEADS * self.d);
         let mut out = vec![f64::NAN; self.q.len()];
@@ -71,8 +71,8 @@ fn compute(threads: usize) -> Compute {
 
 #[test]
 fn random_features_agree_with_the_reference() {
-    // Sources longer than a block of keys, one of a single token; a width that fills no group of lanes.
-    // The last is enough for several threads.
+    // Sources longer than a block of keys, a source of one token, and a width that does not fill a group of SIMD lanes.
+    // The last case is large enough for several threads.
     let shapes = [(8, [70, 1], 5), (16, [300, 40], 1), (5, [25, 24], 30), (32, [60, 9], 40)];
     let maps = [FeatureMap::Gaussian, FeatureMap::ArcCosine, FeatureMap::Elu];
     for ((d, tokens, time), map) in shapes.into_iter().flat_map(|shape| maps.map(|map| (shape, map))) {
@@ -95,7 +95,7 @@ fn random_features_agree_with_the_reference() {
                 FeatureMap::ArcCosine => naive::arc_cosine_features(x, &w),
                 _ => naive::elu_features(x),
             };
-            // Without a gate, what the query reads after the last key is attention to all keys.
+            // Without a gate, what the query reads after the last key equals attention to all keys.
             let (mut memory, phi_q) = (naive::Memory::new(f, d), phi(q));
             let keys = k.chunks_exact(d).zip(v.chunks_exact(d));
             keys.map(|(k, v)| naive::step(&mut memory, &phi_q, &phi(k), v, None, eps)).last().unwrap()

@@ -1,10 +1,10 @@
-//! Softmax attention to the last tokens of each slot and random feature attention with a gate to all older ones, in one
-//! normaliser: the form that serves.
+//! The hybrid's serving form: softmax attention over the last tokens of each slot and gated random feature attention
+//! over all older ones, with a joint normalizer.
 //!
-//! A token that enters the window replaces the one that leaves it. The leaving token's key, value and gate
-//! update S, z and c, and the newest query reads them in the same pass. The result is one more partial
-//! sum beside those of the window's blocks, with the learned bias as its largest score. So the sum over blocks is the
-//! joint normaliser, and a text has the same bits however it is cut.
+//! A token that enters the window replaces the one that leaves it. The leaving token's key, value and gate update S, z
+//! and c, and the newest query reads them in the same pass. The result is one more partial sum besides those of the
+//! window's blocks, with the learned bias as its largest score. Summing the partial sums therefore gives the joint
+//! normalizer, and a text has the same bits however it is divided into calls.
 
 use std::cell::RefCell;
 use std::fmt::Debug;
@@ -28,31 +28,31 @@ pub use crate::mixers::rfa::recurrent::{Inputs, Shape};
 /// The parameters of a layer.
 #[derive(Clone, Copy, Debug)]
 pub struct Params<'a> {
-    /// The shape of the heads, and the floor of the far denominator.
+    /// The shape of the heads, and the floor of the denominator over older tokens (the far denominator).
     pub shape: Shape,
     /// The feature map of the older tokens; it must have no maximum.
     pub features: &'a Features,
-    /// The weight of all older tokens against a score of the window, as a logarithm: (heads)
+    /// The log weight of all older tokens relative to a score in the window: (heads)
     pub far_bias: &'a [f32],
 }
 
-/// Intermediate results of [`attend`], kept from step to step.
+/// Intermediate results of [`attend`], reused from step to step.
 #[derive(Debug, Default)]
 pub(crate) struct HybridAttendBuffers {
     window: AttendBuffers,
     marks: [Marks; 3],
-    /// Far denominators of the last step that were clamped to their floor: (heads)
+    /// Far denominators clamped to their floor in the last step: (heads)
     clamped: Vec<AtomicU64>,
 }
 
 impl HybridAttendBuffers {
-    /// Far denominators of the last step that were clamped to their floor, of each head.
+    /// Far denominators clamped to their floor in the last step, per head.
     pub(crate) fn clamped(&self) -> impl ExactSizeIterator<Item = u64> {
         self.clamped.iter().map(|count| count.load(Ordering::Relaxed))
     }
 }
 
-/// `attend` outside of a decoder, on the threads of the process -> how many far denominators were clamped.
+/// Runs `attend` outside of a decoder, on the process's threads -> the number of clamped far denominators.
 ///
 /// # Errors
 /// [`ModelError`] when the shapes do not fit, or a slot is out of range or named twice.
@@ -63,17 +63,17 @@ pub fn attend_alone(params: Params<'_>, memory: &mut HybridMemory, inputs: Input
     Ok(buffers.clamped().sum())
 }
 
-/// Tokens of a step whose queries read a far denominator: an older token had left the window.
+/// Number of tokens in a step whose query reads a far denominator, because an older token has left the window.
 pub(crate) fn far(inputs: &Inputs<'_>, time: usize, window: usize) -> usize {
     inputs.positions.iter().map(|&position| time - fresh(position, window).min(time)).sum()
 }
 
-/// Tokens from `position` on that enter unused places of the ring.
+/// Number of tokens from `position` on that enter unused places of the ring buffer.
 fn fresh(position: u64, window: usize) -> usize {
     (window as u64).saturating_sub(position) as usize
 }
 
-/// Takes the given slots some tokens further. out: (rows, time, heads d)
+/// Advances the given slots by some tokens. out: (rows, time, heads d)
 ///
 /// # Errors
 /// When the shapes do not fit, or a slot is out of range or named twice.
@@ -138,19 +138,19 @@ struct Step<'a> {
 }
 
 impl Step<'_> {
-    /// q of a token of a row's head.
+    /// The query of one head for a row's token.
     fn query(&self, row: usize, t: usize, head: usize) -> &[f32] {
         let Shape { heads, head_dim: d, .. } = self.params.shape;
         &self.inputs.qkv[((row * self.time + t) * 3 * heads + head) * d..][..d]
     }
 
-    /// The logit of a token's gate.
+    /// The gate logit of a token.
     fn gate(&self, row: usize, t: usize, head: usize) -> Option<f32> {
         self.inputs.gate.map(|gate| gate[(row * self.time + t) * self.params.shape.heads + head])
     }
 }
 
-/// The sums of the tokens that have left the windows.
+/// The sums over tokens that have left their windows.
 struct Far<'a, S> {
     step: Step<'a>,
     s: Parts<'a, S>,
@@ -158,7 +158,7 @@ struct Far<'a, S> {
     gates: Parts<'a, f32>,
 }
 
-/// The sums of one head of one slot.
+/// The sums of one head in one slot.
 struct Own<'a, S> {
     s: &'a mut [S],       // (F, d)
     sums: &'a mut [f32],  // z (F), c
@@ -225,7 +225,7 @@ impl<'a, N: Number> Older for Far<'a, N> {
 }
 
 impl<N: Number> Far<'_, N> {
-    /// The query that reads, with the token that has left the window. left: the position of that token in its text
+    /// Combines a query with the token that has left the window. left: the position of that token in its text
     fn token<'t>(
         &self,
         (phi_q, phi_k, v): (&'t [f32], &'t [f32], &'t [f32]),
@@ -239,14 +239,14 @@ impl<N: Number> Far<'_, N> {
         Token { phi_q, phi_k, v, weights, counted: weights, eps: eps as f32, seed }
     }
 
-    /// Adds a token and reads for its query -> how many denominators were clamped.
+    /// Adds a token to the sums and reads them for its query -> the number of clamped denominators.
     fn read(&self, own: &mut Own<'_, N>, token: &Token<'_>, head: usize, partial: &mut [f32]) -> u64 {
         let (columns, d) = (partial.len() - 2, token.v.len());
         let mut clamped = 0;
         partial[d..columns].fill(0.0);
         let denominator = recurrence::advance(self.step.isa, own.s, own.sums, token, &mut partial[..d], &mut clamped);
-        // c of a text is above 0 after a token has left, because no gate's exponential is 0. An imported state may have
-        // any c; at 0 or below, it has no weight.
+        // After a token has left the window, a text's c is above 0, because the gate's exponential is never 0. An
+        // imported state may have any c; if it is 0 or less, the sums get no weight.
         if own.sums[token.phi_q.len()] <= 0.0 {
             absent(columns, partial);
             return 0;
@@ -257,7 +257,7 @@ impl<N: Number> Far<'_, N> {
     }
 }
 
-/// A partial sum without weight.
+/// Sets a partial sum to have no weight.
 fn absent(columns: usize, partial: &mut [f32]) {
     partial.fill(0.0);
     partial[columns] = f32::NEG_INFINITY;

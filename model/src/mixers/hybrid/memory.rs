@@ -1,45 +1,45 @@
-//! The state of the hybrid: the keys, values and gates of the last tokens of each slot, and the sums of all older ones.
+//! The hybrid's state: keys, values and gates of the last tokens of each slot, and the sums over all older tokens.
 
 use crate::memory::StateType;
 use crate::mixers::layer::SlotState;
 use crate::mixers::rfa::sums::{Sums, SumsShape};
 use crate::mixers::softmax::cache::Cache;
 
-/// The sizes of the state of one layer's heads.
+/// The sizes of one layer's head states.
 #[derive(Clone, Copy, Debug)]
 pub struct HybridShape {
-    /// The sums of the tokens that have left the window, without a maximum.
+    /// The shape of the sums over tokens that have left the window; they have no maximum.
     pub sums: SumsShape,
-    /// Tokens of the window (W), at least 1.
+    /// Number of tokens in the window (W), at least 1.
     pub window: usize,
-    /// Whether each token in the window has the logit of its gate stored until it leaves.
+    /// Whether each token's gate logit is stored until the token leaves the window.
     pub gate: bool,
 }
 
 impl HybridShape {
-    /// Gate logits of a head.
+    /// Gate logits per head.
     fn logits(self) -> usize {
         if self.gate { self.window } else { 0 }
     }
 
-    /// Numbers of one head of a slot.
+    /// Elements per head of a slot.
     pub(crate) fn head_numbers(self) -> usize {
         self.sums.head_numbers() + 2 * self.window * self.sums.head_dim + self.logits()
     }
 }
 
-/// The states of one layer's heads: S, z and c of the tokens that have left the window, and the ring of the window.
+/// The states of one layer's heads: S, z and c over tokens that have left the window, and the window's ring buffer.
 #[derive(Debug)]
 pub struct HybridMemory {
     pub(crate) sums: Sums,
     pub(crate) cache: Cache,
-    /// Gate logits by place of the ring: (slots, heads, window); empty without a gate
+    /// Gate logits by place in the ring: (slots, heads, window); empty without a gate
     pub(crate) gates: Vec<f32>,
     shape: HybridShape,
 }
 
 impl HybridMemory {
-    /// The states of empty texts. In bfloat16 keys and values are rounded to the nearest, S stochastically.
+    /// The states of empty texts. In bfloat16, keys and values are rounded to nearest, S stochastically.
     pub fn zeros(slots: usize, shape: HybridShape, state: StateType) -> Self {
         let HybridShape { sums: sums @ SumsShape { heads, head_dim, .. }, window, .. } = shape;
         Self {
@@ -50,7 +50,7 @@ impl HybridMemory {
         }
     }
 
-    /// Gate logits of a head: one for each place of the window, or 0 without a gate.
+    /// Gate logits per head: one per place in the window, or 0 without a gate.
     pub(crate) fn logits(&self) -> usize {
         self.shape.logits()
     }
@@ -73,8 +73,8 @@ impl SlotState for HybridMemory {
         (0..self.shape.sums.heads).for_each(|head| self.gates_mut(slot, head).fill(0.0));
     }
 
-    /// Of each head S row by row, z, c, then the keys (window, d), the values (window, d) and the gate logits (window),
-    /// by place.
+    /// For each head: S row by row, z, c, then the keys (window, d), the values (window, d) and the gate logits
+    /// (window), by place in the ring.
     fn read(&self, slot: usize, out: &mut Vec<f32>) {
         for head in 0..self.shape.sums.heads {
             self.sums.read_head(slot, head, out);
@@ -84,7 +84,7 @@ impl SlotState for HybridMemory {
         }
     }
 
-    /// Writes only the places of the ring that `tokens` tokens reach.
+    /// Writes only the places of the ring that a text of `tokens` tokens has filled.
     fn write(&mut self, slot: usize, numbers: &[f32], tokens: u64) {
         self.cache.hold(slot, tokens);
         let used = self.cache.shape().filled(tokens).min(self.logits());

@@ -1,5 +1,5 @@
-//! The hybrid: softmax attention to the last `sliding_window` tokens and random feature attention with a gate to all
-//! older ones, in one normaliser with a learned bias. A token's gate applies when the token leaves the window.
+//! The hybrid: softmax attention over the last `sliding_window` tokens and gated random feature attention over all
+//! older ones, with a joint normalizer and a learned bias. A token's gate applies when the token leaves the window.
 
 pub mod attend;
 pub(crate) mod memory;
@@ -18,7 +18,7 @@ use crate::weights::{LoadError, TensorList, Weights};
 
 pub use memory::{HybridMemory, HybridShape};
 
-/// The window, the feature map, the gate and the recurrence.
+/// The hybrid mixer of a layer: its window, feature map, gate and recurrence.
 #[derive(Debug)]
 pub(crate) struct Hybrid {
     shape: attend::Shape,
@@ -28,7 +28,7 @@ pub(crate) struct Hybrid {
     far_bias: Vec<f32>, // (heads)
 }
 
-/// Intermediate results.
+/// Intermediate results of the mixer.
 #[derive(Debug, Default)]
 pub(crate) struct HybridBuffers {
     gate: Vec<f32>, // (rows, time, heads)

@@ -1,9 +1,9 @@
-//! The reference of the hybrid: softmax over the last tokens and random feature attention with a gate over all older
-//! ones, in one normaliser. It computes every token from the whole text and carries no sums.
+//! The reference implementation of the hybrid: softmax over the last tokens and gated random feature attention over all
+//! older ones, with a joint normalizer. It computes every token from the whole text and carries no sums.
 
 use crate::mixers::rfa::naive::{Float, dot, gaussian_features};
 
-/// One token of a head.
+/// The inputs of one head for one token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Token<F> {
     /// (d)
@@ -12,7 +12,7 @@ pub struct Token<F> {
     pub k: Vec<F>,
     /// (d)
     pub v: Vec<F>,
-    /// The gate's logit, or none without a gate, where g and 1-g are 1.
+    /// The gate logit; `None` without a gate, in which case g and 1-g are both 1.
     pub gate: Option<F>,
 }
 
@@ -21,15 +21,15 @@ pub struct Token<F> {
 pub struct Head<F> {
     /// Random vectors times sigma: (D, d)
     pub w: Vec<F>,
-    /// Tokens that softmax attends to, the newest among them (W); at least 1.
+    /// Number of tokens that softmax attends to, including the newest (W); at least 1.
     pub window: usize,
-    /// The logarithm of the factor of the older tokens in the normaliser (b).
+    /// The log weight of the older tokens in the normalizer (b).
     pub far_bias: F,
     /// The lower bound of the far denominator, as a share of c.
     pub eps: f64,
 }
 
-/// The weight that each of the older tokens has, oldest first: `(1 - g_i) g_{i+1} ... g_n`. Their sum is c.
+/// Returns the weights of the older tokens, oldest first: `(1 - g_i) g_{i+1} ... g_n`. Their sum is c.
 fn decays<F: Float>(older: &[Token<F>]) -> Vec<F> {
     let (zero, one) = (F::of(0.0), F::of(1.0));
     let sigmoid = |a: F| one / (one + (zero - a).exp());
@@ -39,10 +39,11 @@ fn decays<F: Float>(older: &[Token<F>]) -> Vec<F> {
     older.iter().enumerate().map(|(i, token)| take(token) * since(i)).collect()
 }
 
-/// The output of a head at the newest token. Each token counts once: by softmax if it is one of the last W, by its
-/// features if it is older:
-/// `mu = max(max_j s_j, b)`, `h = (sum_j e^{s_j - mu} v_j + e^{b - mu} phi_q S) / (sum_j e^{s_j - mu} + e^{b - mu}
-/// max(phi_q . z, eps c))`, with `s_j = q . k_j / sqrt(d)`; the terms of S and z, and b, are absent while c is 0.
+/// Computes the output of a head at the newest token. Each token counts once: by softmax if it is one of the last W, by
+/// its features if it is older:
+/// `mu = max(max_j s_j, b)`,
+/// `h = (sum_j e^{s_j - mu} v_j + e^{b - mu} phi_q S) / (sum_j e^{s_j - mu} + e^{b - mu} max(phi_q . z, eps c))`, with
+/// `s_j = q . k_j / sqrt(d)`. While c is 0, b and the terms with S and z are left out.
 ///
 /// tokens: the whole text so far, at least one token -> (d)
 ///

@@ -1,5 +1,5 @@
-//! Mamba-2 in GGUF files as llama.cpp writes them: A is stored as it is, not as its logarithm. The files say nothing of limits
-//! of time steps, which llama.cpp does not have, and their projections have no biases.
+//! Mamba-2 in GGUF files as llama.cpp writes them. A itself is stored, not its logarithm. The files have no limits on
+//! time steps, which llama.cpp does not support, and their projections have no biases.
 
 use serde_json::{Map, Value, json};
 
@@ -8,7 +8,7 @@ use crate::mixers::gguf::GgufFamily;
 use crate::mixers::names::TensorNames;
 use crate::weights::Reading;
 
-/// The family in GGUF files.
+/// The tables of the family for GGUF files.
 pub(in crate::mixers) const GGUF: GgufFamily = GgufFamily {
     architecture: MODEL_TYPE,
     numbers: &[
@@ -48,7 +48,8 @@ const NAMES: TensorNames = TensorNames {
     unused: &[],
 };
 
-/// The files have the width of all heads. Tokens that they do not name are not those of Hugging Face's defaults.
+/// The files give the width of all heads, from which `head_dim` follows. Special tokens that they do not name stay
+/// unset: Hugging Face's defaults do not apply.
 fn derive(config: &mut Map<String, Value>) {
     let number = |key: &str| config.get(key).and_then(Value::as_u64).unwrap_or(0);
     let head = number("intermediate_size") / number("num_attention_heads").max(1);

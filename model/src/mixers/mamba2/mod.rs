@@ -1,5 +1,5 @@
-//! Mamba-2 (Dao and Gu, 2024, "Transformers are SSMs: Generalized Models and Efficient Algorithms Through Structured State
-//! Space Duality"): layers of a short convolution, a recurrence whose decay is one number per head and token, and a gated
+//! Mamba-2 (Dao and Gu, 2024, "Transformers are SSMs: Generalized Models and Efficient Algorithms Through Structured
+//! State Space Duality"): layers with a short convolution, a recurrence with one decay per head and token, and a gated
 //! norm. `naive` has the formulas.
 //!
 //! Tensors are named as in Hugging Face's `Mamba2ForCausalLM`.
@@ -28,7 +28,7 @@ use crate::weights::{Entry, LoadError, TensorList, Weights};
 use published::MODEL_TYPE;
 use scan::{Inputs, Shape};
 
-/// One layer.
+/// A Mamba-2 layer.
 #[derive(Debug)]
 pub(crate) struct Mamba2 {
     shape: Shape,
@@ -42,7 +42,7 @@ pub(crate) struct Mamba2 {
     out_proj: Linear,  // (hidden, inner)
 }
 
-/// What a layer keeps.
+/// The state of a layer.
 #[derive(Debug)]
 pub(crate) struct Mamba2State {
     heads: HeadMemory,  // (slots, heads, N, d)
@@ -72,7 +72,7 @@ impl LayerState for Mamba2State {
     }
 }
 
-/// Checks the bounds of a layer's shape, which has so many heads and channels.
+/// Checks the bounds of the shape of a layer with `heads` heads and `inner` channels.
 fn check(space: &StateSpace, heads: usize, inner: usize) -> std::result::Result<(), ConfigError> {
     within("state_size", space.state_size, 1, 1024)?;
     for (field, groups, of, whole) in

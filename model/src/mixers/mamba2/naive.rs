@@ -1,22 +1,23 @@
-//! The truth: all of Mamba-2, one token after another, in f64. Slow and plain; tests compare the layers that serve with it.
+//! The reference implementation: all of Mamba-2, token by token, in f64. It is slow and simple; tests compare the
+//! serving layers with it.
 
 use std::collections::BTreeMap;
 
 use crate::config::DecoderConfig;
 
-/// A model: its config and its tensors by name, row by row.
+/// A model: its config and its tensors by name, row-major.
 #[derive(Clone, Debug)]
 pub struct Model {
-    /// The shape.
+    /// The config, which gives the shape.
     pub config: DecoderConfig,
     /// Every tensor of the checkpoint.
     pub tensors: BTreeMap<String, Vec<f64>>,
 }
 
-/// What one layer remembers.
+/// The memory of one layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerMemory {
-    /// S of each head: (heads, N, d), a row for each number of B.
+    /// S of each head: (heads, N, d), one row per element of B.
     pub s: Vec<f64>,
     /// The last inputs of the convolution, oldest first: (kernel - 1, channels).
     pub inputs: Vec<f64>,
@@ -45,7 +46,7 @@ impl Model {
         vec![LayerMemory { s, inputs }; config.num_hidden_layers]
     }
 
-    /// W x + b, with b 0 if there is none.
+    /// Computes W x + b; b is 0 if there is none.
     fn linear(&self, name: &str, x: &[f64]) -> Vec<f64> {
         let weight = &self.tensors[&format!("{name}.weight")];
         let products = weight.chunks_exact(x.len()).map(|row| dot(row, x));
@@ -55,7 +56,7 @@ impl Model {
         }
     }
 
-    /// One token -> logits (vocab)
+    /// Reads one token -> logits (vocab)
     ///
     /// # Panics
     /// If a tensor is missing, or the token is outside the vocabulary.
@@ -71,8 +72,8 @@ impl Model {
         self.linear("lm_head", &rms_norm(&x, &self.tensors["backbone.norm_f.weight"], eps))
     }
 
-    /// (z, u, dt) = W_in x; (x, B, C) = silu(conv(u) + b); dt = clamp(log(1 + exp(dt + bias)), limits). Then for each head,
-    /// whose group has B and C, with A = -exp(`A_log`),
+    /// (z, u, dt) = W_in x; (x, B, C) = silu(conv(u) + b); dt = clamp(log(1 + exp(dt + bias)), limits). Then, for each
+    /// head, with B and C of its group and A = -exp(`A_log`),
     ///
     /// - S <- exp(dt A) S + dt B x^T
     /// - y = S^T C + D x

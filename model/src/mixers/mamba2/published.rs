@@ -1,5 +1,5 @@
-//! Mamba-2's checkpoints as they are published: the keys of the `config.json` of Hugging Face's `Mamba2ForCausalLM`, or of
-//! the package `mamba_ssm`, in ours, and the names of the package's tensors.
+//! Mamba-2's checkpoints as published: translates the `config.json` keys of Hugging Face's `Mamba2ForCausalLM` or of
+//! the `mamba_ssm` package to ours, and the package's tensor names.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -9,10 +9,11 @@ use serde_json::{Map, Value, json};
 use crate::config::{ConfigError, DecoderConfig};
 use crate::weights::Entry;
 
-/// The `model_type` in `config.json`, and the name of the mixer in our keys.
+/// The `model_type` in `config.json`, and the mixer's name in our keys.
 pub(in crate::mixers) const MODEL_TYPE: &str = "mamba2";
 
-/// Keys of this family that change no result: how others compute, and what only training reads. The residual stream is always f32.
+/// Keys of this family that do not affect results: implementation choices and training settings. The residual stream is
+/// always f32.
 const IGNORED: [&str; 10] = [
     "chunk_size",
     "norm_before_gate",
@@ -26,10 +27,10 @@ const IGNORED: [&str; 10] = [
     "time_step_scale",
 ];
 
-/// Keys that Llama's configs have under another name.
+/// Keys that have another name in Llama's configs.
 const RENAMED: [(&str, &str); 2] = [("num_heads", "num_attention_heads"), ("layer_norm_epsilon", "rms_norm_eps")];
 
-/// Where Hugging Face's configs leave out what is the default.
+/// Values that Hugging Face's configs omit when they are the default.
 const DEFAULTS: [(&str, u64); 8] = [
     ("vocab_size", 32_768),
     ("hidden_size", 4096),
@@ -41,17 +42,17 @@ const DEFAULTS: [(&str, u64); 8] = [
     ("eos_token_id", 2),
 ];
 
-/// The product of `hidden_size` and this is the width of all heads, where nothing else is said.
+/// The width of all heads is `hidden_size` times this, unless the config says otherwise.
 const EXPAND: f64 = 2.0;
 
-/// The keys of `mamba_ssm`, and Hugging Face's names.
+/// Keys of `mamba_ssm`, and Hugging Face's names for them.
 const PACKAGE: [(&str, &str); 4] = [
     ("d_model", "hidden_size"),
     ("n_layer", "num_hidden_layers"),
     ("tie_embeddings", "tie_word_embeddings"),
     ("vocab_size", "vocab_size"),
 ];
-/// Those of its layers.
+/// Keys of `mamba_ssm`'s layers, and Hugging Face's names for them.
 const PACKAGE_LAYER: [(&str, &str); 8] = [
     ("bias", "use_bias"),
     ("chunk_size", "chunk_size"),
@@ -63,12 +64,12 @@ const PACKAGE_LAYER: [(&str, &str); 8] = [
     ("ngroups", "n_groups"),
 ];
 
-/// Whether a config without a `model_type` is one of `mamba_ssm`.
+/// Returns whether a config without a `model_type` comes from `mamba_ssm`.
 pub(in crate::mixers) fn is_of_the_package(keys: &Map<String, Value>) -> bool {
     keys.get("ssm_cfg").and_then(|cfg| cfg.get("layer")).is_some_and(|layer| layer == "Mamba2")
 }
 
-/// Translates the keys of `mamba_ssm` to Hugging Face's.
+/// Translates `mamba_ssm`'s keys to Hugging Face's.
 pub(in crate::mixers) fn translate_package(keys: &mut Map<String, Value>) -> Result<(), ConfigError> {
     let mut out = Map::new();
     let Some(Value::Object(mut layer)) = keys.remove("ssm_cfg") else {
@@ -90,7 +91,7 @@ pub(in crate::mixers) fn translate_package(keys: &mut Map<String, Value>) -> Res
         keys.remove(name).and_then(|value| out.insert(published.into(), value));
     }
     keys.remove("fused_add_norm");
-    // The embedding has more rows than the vocabulary, for the sake of GPUs.
+    // The embedding is padded with rows beyond the vocabulary, for efficiency on GPUs.
     let multiple = keys.remove("pad_vocab_size_multiple").and_then(|value| value.as_u64()).unwrap_or(8).max(1);
     if let Some(size) = out.get("vocab_size").and_then(Value::as_u64) {
         out.insert("vocab_size".into(), json!(size.div_ceil(multiple).saturating_mul(multiple)));
@@ -102,7 +103,7 @@ pub(in crate::mixers) fn translate_package(keys: &mut Map<String, Value>) -> Res
     if let Some((inner, d)) = inner.zip(number(&out, "head_dim", 64.0)) {
         out.entry("num_heads").or_insert(json!((inner / d.max(1.0)) as u64));
     }
-    // The package's models have one group, share the embedding, and end texts with token 0.
+    // The package's models have one group, tie the output head to the embedding, and end texts with token 0.
     for (key, value) in [("n_groups", json!(1)), ("tie_word_embeddings", json!(true)), ("eos_token_id", json!(0))] {
         out.entry(key).or_insert(value);
     }
@@ -110,7 +111,7 @@ pub(in crate::mixers) fn translate_package(keys: &mut Map<String, Value>) -> Res
     Ok(())
 }
 
-/// Translates published keys; those that are ours already stay. What is of the wrong type stays for the parser.
+/// Translates published keys; keys that are already ours stay. Values of the wrong type stay, for the parser to report.
 pub(in crate::mixers) fn translate(keys: &mut Map<String, Value>) -> Result<(), ConfigError> {
     if let Some(found) = keys.remove("rms_norm").filter(|found| *found != json!(true)) {
         return Err(ConfigError::bound("rms_norm", "true", found));
@@ -147,7 +148,7 @@ pub(in crate::mixers) fn translate(keys: &mut Map<String, Value>) -> Result<(), 
     }
 }
 
-/// Takes the shape of the layers out of the published keys.
+/// Extracts the shape of the layers from the published keys.
 fn state_space(keys: &mut Map<String, Value>) -> Value {
     let mut take = |key: &str, default: Value| keys.remove(key).filter(|value| !value.is_null()).unwrap_or(default);
     let groups = take("n_groups", json!(8));
@@ -165,12 +166,13 @@ fn state_space(keys: &mut Map<String, Value>) -> Value {
     })
 }
 
-/// Infinity as Hugging Face writes it where JSON has no number for it.
+/// Returns whether a value is one of Hugging Face's ways to write infinity, which JSON numbers cannot express.
 fn is_infinite(value: &Value) -> bool {
     value == "Infinity" || value.get("__float__").is_some_and(|name| name == "Infinity")
 }
 
-/// Python writes `Infinity`, which is not JSON, as a number: it becomes `null`. Texts stay.
+/// Replaces the bare word `Infinity`, which Python writes as a number but JSON does not allow, by `null`. Strings are
+/// left alone.
 pub(in crate::mixers) fn without_infinities(text: &str) -> Cow<'_, str> {
     const WORD: &str = "Infinity";
     let mut out = String::new();
@@ -195,7 +197,8 @@ pub(in crate::mixers) fn without_infinities(text: &str) -> Cow<'_, str> {
     out.into()
 }
 
-/// Gives the package's embedding its name in Hugging Face's layout, and leaves out an output head that is the embedding.
+/// Gives the package's embedding its name in Hugging Face's layout, and drops an output head that is tied to the
+/// embedding.
 pub(super) fn unpack(config: &DecoderConfig, entries: &mut BTreeMap<String, Entry>) {
     if let Some(entry) = entries.remove("backbone.embedding.weight") {
         entries.entry("backbone.embeddings.weight".into()).or_insert(entry);
@@ -209,7 +212,7 @@ pub(super) fn unpack(config: &DecoderConfig, entries: &mut BTreeMap<String, Entr
 mod tests {
     use crate::config::{Attention, DecoderConfig, PositionEmbedding, StateSpace};
 
-    /// As published with Codestral-Mamba.
+    /// The config published with Codestral-Mamba.
     const CODESTRAL: &str = r#"{"architectures": ["Mamba2ForCausalLM"], "bos_token_id": 0, "chunk_size": 256,
         "conv_kernel": 4, "eos_token_id": 0, "expand": 2, "head_dim": 64, "hidden_act": "silu", "hidden_size": 4096,
         "initializer_range": 0.1, "intermediate_size": 8192, "layer_norm_epsilon": 1e-05, "model_type": "mamba2",
@@ -220,7 +223,7 @@ mod tests {
         "time_step_scale": 1.0, "torch_dtype": "bfloat16", "transformers_version": "4.44.0.dev0", "use_bias": false,
         "use_cache": true, "use_conv_bias": true, "vocab_size": 32768}"#;
 
-    /// As published with the model of 130 M parameters.
+    /// The config published with the 130M model.
     const PACKAGE: &str = r#"{"d_model": 768, "d_intermediate": 0, "n_layer": 24, "vocab_size": 50277,
         "ssm_cfg": {"layer": "Mamba2"}, "attn_layer_idx": [], "attn_cfg": {}, "rms_norm": true, "residual_in_fp32": true,
         "fused_add_norm": true, "pad_vocab_size_multiple": 16, "tie_embeddings": true}"#;
@@ -243,7 +246,8 @@ mod tests {
         assert_eq!(config.state_space, Some(SPACE));
         assert_eq!((config.mixer(), config.features(), config.cached_numbers()), ("mamba2", 0, 0));
         assert_eq!(config.state_bytes(), 64 * (128 * 128 * 64 + 3 * (8192 + 2 * 8 * 128)) * 4);
-        // Counted by hand: each layer has a norm, two projections, the convolution, three numbers a head, the gated norm.
+        // Counted by hand: each layer has a norm, two projections, the convolution, three parameters per head, and the
+        // gated norm.
         let layer = 4096 + (8192 + 10_240 + 128) * 4096 + 8192 * 4096 + 10_240 * 5 + 3 * 128 + 8192;
         assert_eq!(config.parameters(), 2 * 32_768 * 4096 + 64 * layer + 4096);
         assert_eq!(DecoderConfig::from_json(&serde_json::to_string(&config).unwrap()).unwrap(), config);
@@ -273,7 +277,7 @@ mod tests {
         assert_eq!((config.num_attention_heads, config.head_dim, config.tie_word_embeddings), (24, 64, true));
         assert_eq!(config.state_space, Some(StateSpace { n_groups: 1, norm_groups: 1, ..SPACE }));
         assert_eq!(config.eos_token_id.as_slice(), [0]);
-        // As published: 130 M.
+        // The published size is 130 M.
         let layer = 768 + 3352 * 768 + 1536 * 768 + 1792 * 5 + 3 * 24 + 1536;
         assert_eq!(config.parameters(), 50_288 * 768 + 24 * layer + 768);
         let other = PACKAGE.replace("\"Mamba2\"", "\"Mamba2\", \"d_state\": 64, \"headdim\": 32, \"ngroups\": 2");

@@ -1,5 +1,5 @@
-//! The recurrence of one head and token: decay by one number, rank-1 update and readout. It is that of random feature
-//! attention with B and C in place of features, and without its normaliser.
+//! The recurrence of one head at one token: scalar decay, rank-1 update and readout. It is the recurrence of random
+//! feature attention with B and C in place of features, without the normalizer.
 
 use crate::kernels::Isa;
 use crate::kernels::recurrence::{self, Number, Token};
@@ -13,11 +13,11 @@ pub(super) struct Shape {
     pub(super) head_dim: usize,
     /// Length of B and C (N).
     pub(super) state_size: usize,
-    /// Groups of heads that share B and C.
+    /// Number of groups of heads that share B and C.
     pub(super) groups: usize,
-    /// Channels that are normed together.
+    /// Number of channels that are normalized together.
     pub(super) norm_group: usize,
-    /// Of dt.
+    /// The limits of dt.
     pub(super) limits: (f32, f32),
     pub(super) eps: f32,
 }
@@ -29,7 +29,7 @@ impl Shape {
     }
 }
 
-/// What the heads read.
+/// The inputs of the heads.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Inputs<'a> {
     pub(super) shape: Shape,

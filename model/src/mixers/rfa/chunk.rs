@@ -1,12 +1,13 @@
-//! The recurrence over many tokens as matrix products, a chunk at a time: evaluation.
+//! The recurrence over many tokens as matrix products, one chunk at a time; for evaluation.
 //!
 //! Inside a chunk, with `b = cumsum(log g)` and `lam = log (1-g)`:
 //! `M_ij = exp(b_i - b_j + lam_j)` for j <= i, else 0; `O = ((Phi_q Phi_k^T) . M) V+ + exp(b_i) Phi_q S`;
 //! `S <- exp(b_C) S + (Phi_k . exp(b_C - b_j + lam_j))^T V+`, where V+ is V with a column of ones and S has z as
 //! its last column. `exp(b_i - b_j)` is never two exponentials: apart they overflow.
 //!
-//! FAVOR+'s features of key j are relative to its own greatest, whose logarithm is m_j; what token i reads to the greatest
-//! so far, n_i: in the sums, not in c, M_ij has the factor `exp(m_j - n_i)`, `exp(b_i)` the factor `exp(n_0 - n_i)`.
+//! For FAVOR+, the features of key j are relative to its largest feature, whose logarithm is m_j, and the sums that
+//! token i reads are relative to the largest so far, n_i. So in the sums, but not in c, M_ij has the factor
+//! `exp(m_j - n_i)` and `exp(b_i)` the factor `exp(n_0 - n_i)`.
 
 use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Shape, Tensor};
 
@@ -14,7 +15,7 @@ use crate::error::{ModelError, Result};
 use crate::feature_map::Keys;
 use crate::kernels::{Isa, decay};
 
-/// Tokens that are computed as one block.
+/// Number of tokens that are computed as one block.
 pub const CHUNK: usize = 64;
 
 /// Features, values and gates of some tokens.
@@ -22,23 +23,23 @@ pub const CHUNK: usize = 64;
 pub struct Inputs {
     /// (batch, heads, time, F)
     pub phi_q: Tensor,
-    /// Those of keys, with their maxima: (batch, heads, time, F) and (batch, heads, time)
+    /// The features of keys and their maxima: (batch, heads, time, F) and (batch, heads, time)
     pub keys: Keys,
     /// (batch, heads, time, d)
     pub v: Tensor,
-    /// Gate logits (batch, heads, time), or none for RFA without a gate.
+    /// Gate logits (batch, heads, time), or `None` for RFA without a gate.
     pub gate: Option<Tensor>,
 }
 
-/// The state between chunks.
+/// The state carried from chunk to chunk.
 #[derive(Clone, Debug)]
 pub struct Carry {
     /// S with z as its last column: (batch, heads, F, d + 1)
     pub s: Tensor,
     /// (batch, heads, 1)
     pub c: Tensor,
-    /// The greatest maximum of the keys so far, which S is relative to; any number while c is 0: (batch, heads, 1); none
-    /// but for features that are.
+    /// The largest maximum of the keys so far, which S is relative to; arbitrary while c is 0: (batch, heads, 1).
+    /// `None` for features without maxima.
     pub maximum: Option<Tensor>,
 }
 
@@ -49,11 +50,12 @@ pub struct Outputs {
     pub h: Tensor,
     /// `phi_q . z` before the clamp: (batch, heads, time, 1)
     pub denominator: Tensor,
-    /// `eps c`, at least the least normal number, at or above which the denominator is held: (batch, heads, time, 1)
+    /// `eps c`, or the smallest normal number if that is larger, which the denominator is clamped to from below:
+    /// (batch, heads, time, 1)
     pub floor: Tensor,
 }
 
-/// Runs over all tokens in chunks of at most `chunk`, and takes `carry` forward.
+/// Computes all tokens in chunks of at most `chunk`, and advances `carry`.
 ///
 /// # Errors
 /// When the shapes do not fit, there are no tokens, or `chunk` is 0.
@@ -91,7 +93,7 @@ pub fn forward(inputs: &Inputs, carry: &mut Carry, eps: f64, chunk: usize) -> Re
     Ok(Outputs { h: cat(|o| &o.h)?, denominator: cat(|o| &o.denominator)?, floor: cat(|o| &o.floor)? })
 }
 
-/// The weights that the gates of a chunk of C tokens give to the state and to its tokens.
+/// The weights that the gates of a chunk of C tokens give to the earlier state and to the chunk's tokens.
 struct Decays {
     m: Tensor,     // M: (batch, heads, C, C)
     carry: Tensor, // exp(b_i), the weight of the state before the chunk: (batch, heads, C, 1)
@@ -107,7 +109,7 @@ impl Decays {
         Ok(Self { m: all.narrow(2, 0, len)?.contiguous()?, carry: column(0)?, tail: column(1)? })
     }
 
-    /// Without a gate everything is kept and everything taken in.
+    /// Without a gate, everything is kept and every token has weight 1.
     fn none(batch: usize, heads: usize, len: usize, device: &Device) -> Result<Self> {
         let past = Tensor::tril2(len, DType::F32, device)?;
         let ones = Tensor::ones((batch, heads, len, 1), DType::F32, device)?;
@@ -116,12 +118,12 @@ impl Decays {
 }
 
 impl Decays {
-    /// The same for S and z, whose maximum rises within the chunk. maxima, of the keys: (batch, heads, C); c, before the
-    /// chunk: (batch, heads, 1); maximum, so far: (batch, heads, 1), raised.
+    /// The decays for S and z, whose maximum rises within the chunk. maxima: those of the keys (batch, heads, C); c:
+    /// its value before the chunk (batch, heads, 1); maximum: the one so far (batch, heads, 1), which is raised.
     fn raised(&self, maxima: &Tensor, c: &Tensor, maximum: &mut Tensor) -> Result<Self> {
         let numbers = |x: &Tensor| x.flatten_all()?.to_vec1::<f32>();
         let (keys, c, mut most) = (numbers(maxima)?, numbers(c)?, numbers(maximum)?);
-        // Where nothing has been seen, the maximum says nothing.
+        // If no token has been seen, the maximum means nothing.
         most.iter_mut().zip(c).filter(|(_, c)| *c == 0.0).for_each(|(most, _)| *most = f32::NEG_INFINITY);
         let before = Tensor::from_slice(&most, maximum.shape(), maxima.device())?;
         let heads = keys.chunks_exact(maxima.dim(2)?).zip(&mut most);
@@ -133,7 +135,7 @@ impl Decays {
         });
         let running = Tensor::from_vec(running.collect(), maxima.shape(), maxima.device())?.unsqueeze(3)?;
         *maximum = Tensor::from_vec(most, maximum.shape(), maxima.device())?;
-        // Of later keys, which M leaves out, the difference may be positive, and its power infinite.
+        // For later keys, which M masks out, the difference could be positive and its exponential infinite.
         let apart = maxima.unsqueeze(2)?.broadcast_sub(&running)?.minimum(0f32)?; // (batch, heads, C, C)
         let fallen = before.unsqueeze(3)?.broadcast_sub(&running)?; // (batch, heads, C, 1)
         let left = maxima.broadcast_sub(maximum)?.unsqueeze(3)?; // (batch, heads, C, 1)
@@ -165,7 +167,7 @@ impl CustomOp1 for DecayOp {
     }
 }
 
-/// One chunk of C tokens.
+/// The inputs of one chunk of C tokens.
 struct Chunk {
     phi_q: Tensor,  // (batch, heads, C, F)
     phi_k: Tensor,  // (batch, heads, C, F)
@@ -187,7 +189,8 @@ impl Chunk {
 
         let d = sums.dim(3)? - 1;
         let denominator = sums.narrow(3, d, 1)?;
-        // Not under the least normal number, as in the one-step form: a text whose gates took nothing in reads 0.
+        // As in the one-step form, the floor is at least the smallest normal number: if a text's gates took nothing in,
+        // the output is 0.
         let floor = (c * eps)?.maximum(f32::MIN_POSITIVE)?;
         let h = sums.narrow(3, 0, d)?.broadcast_div(&denominator.maximum(&floor)?)?;
 

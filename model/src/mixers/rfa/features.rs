@@ -9,7 +9,7 @@ use crate::feature_map::{ArcCosineFeatures, EluFeatures, FavorFeatures, Features
 use crate::nn::Linear;
 use crate::weights::{LoadError, TensorList, Weights};
 
-/// The gate of one layer's heads: (heads, hidden) with a bias, or none.
+/// The gates of a layer's heads: (heads, hidden) with a bias, or none.
 #[derive(Debug)]
 pub(crate) struct Gate(Option<Linear>);
 
@@ -17,13 +17,13 @@ impl Gate {
     /// The tensors that [`Self::load`] reads.
     pub(crate) fn tensors(config: &DecoderConfig, list: &mut TensorList) {
         if config.gate {
-            // The gate is small and decides what is remembered: it is not quantised.
+            // The gate is small and decides what the state keeps, so it is not quantized.
             list.floats("gate.weight", &[config.num_attention_heads, config.hidden_size]);
             list.floats("gate.bias", &[config.num_attention_heads]);
         }
     }
 
-    /// Reads `gate.weight` and `gate.bias`.
+    /// Loads `gate.weight` and `gate.bias`.
     pub(crate) fn load(config: &DecoderConfig, weights: &Weights<'_>) -> Result<Self, LoadError> {
         if !config.gate {
             return Ok(Self(None));
@@ -39,7 +39,7 @@ impl Gate {
         self.0.as_ref().map_or(0, Linear::bytes)
     }
 
-    /// The logits of the gates of `tokens` tokens. x: (tokens, hidden) -> (tokens, heads)
+    /// Computes the gate logits of `tokens` tokens. x: (tokens, hidden) -> (tokens, heads)
     pub(crate) fn logits<'a>(
         &self,
         cx: &mut Compute,
@@ -54,7 +54,7 @@ impl Gate {
     }
 }
 
-/// Refuses a config without `proj_dim` if its feature map needs one.
+/// Rejects a config without `proj_dim` if its feature map needs one.
 pub(crate) fn require_proj_dim(config: &DecoderConfig, given: &GivenKeys) -> Result<(), ConfigError> {
     if config.feature_map.has_random_matrices() && given.proj_dim.is_none() {
         return Err(ConfigError::bound("proj_dim", format!("between 1 and {PROJ_DIM_MAX}"), "none"));
@@ -74,7 +74,7 @@ pub(crate) fn validate(config: &DecoderConfig) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// Refuses feature maps that are not among `allowed`. bound: what is allowed and where, for the error
+/// Rejects feature maps that are not in `allowed`. bound: what is allowed and where, for the error
 pub(crate) fn require(allowed: &[FeatureMap], config: &DecoderConfig, bound: String) -> Result<(), ConfigError> {
     if allowed.contains(&config.feature_map) {
         return Ok(());
@@ -82,7 +82,7 @@ pub(crate) fn require(allowed: &[FeatureMap], config: &DecoderConfig, bound: Str
     Err(ConfigError::bound("feature_map", bound, config.feature_map.name()))
 }
 
-/// Features of a head (F).
+/// Number of features per head (F).
 pub(crate) fn count(config: &DecoderConfig) -> usize {
     config.feature_map.features(config.proj_dim, config.head_dim)
 }
@@ -98,7 +98,7 @@ pub(crate) fn tensors(config: &DecoderConfig, list: &mut TensorList) {
     }
 }
 
-/// Reads the feature map of one layer's heads: `sigma` and `random_matrices`.
+/// Loads the feature map of one layer's heads: `sigma` and `random_matrices`.
 pub(crate) fn load(config: &DecoderConfig, weights: &Weights<'_>) -> Result<Features, LoadError> {
     let (heads, d) = (config.num_attention_heads, config.head_dim);
     let shape = [heads, config.proj_dim, d];

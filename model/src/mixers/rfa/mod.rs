@@ -24,7 +24,7 @@ use features::Gate;
 
 pub use sums::{Sums, SumsShape};
 
-/// The feature map, the gate and the recurrence.
+/// The RFA mixer of a layer: its feature map, gate and recurrence.
 #[derive(Debug)]
 pub(crate) struct Rfa {
     shape: recurrent::Shape,
@@ -32,7 +32,7 @@ pub(crate) struct Rfa {
     features: Features,
 }
 
-/// Intermediate results.
+/// Intermediate results of the mixer.
 #[derive(Debug, Default)]
 pub(crate) struct RfaBuffers {
     gate: Vec<f32>,        // (rows, time, heads)
@@ -132,7 +132,7 @@ impl Mixer for Rfa {
 }
 
 impl Rfa {
-    /// The chunked form, which counts its denominators and gates in `probe`.
+    /// Runs the chunked form, which records its denominators and gates in `probe`.
     ///
     /// qkv: (batch, time, 3 heads d), gate: (batch, time, heads) -> out: (batch, time, heads d)
     fn probed(
@@ -167,7 +167,7 @@ impl Rfa {
     }
 }
 
-/// The sums of some slots in the layout of the chunked form: S with z as its last column.
+/// Collects the sums of some slots in the layout of the chunked form: S with z as its last column.
 fn gather(sums: &Sums, slots: &[usize]) -> error::Result<chunk::Carry> {
     let of = sums.dims().1;
     let (features, d) = (of.features, of.head_dim);

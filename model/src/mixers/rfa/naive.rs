@@ -1,14 +1,15 @@
-//! The truth: one head, one token after another, in the paper's words. Slow, generic over the float, and plain.
+//! The reference implementation: one head, token by token, in the paper's notation. It is slow, simple, and generic
+//! over the float type.
 
 use std::ops::{Add, Div, Mul, Sub};
 
-/// What the truth needs of a number; f64 in tests.
+/// The float operations that the reference needs; tests use f64.
 pub trait Float:
     Copy + PartialOrd + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self> + Div<Output = Self>
 {
-    /// The nearest number of this type.
+    /// The nearest value of this type.
     fn of(value: f64) -> Self;
-    /// e to this power.
+    /// e to the power of `self`.
     #[must_use]
     fn exp(self) -> Self;
     /// The square root.
@@ -39,14 +40,14 @@ macro_rules! float {
 float!(f32);
 float!(f64);
 
-/// What a head remembers: S (F, d), z (F) and c, the weight seen so far.
+/// The memory of a head: S (F, d), z (F) and c, the weight seen so far.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Memory<F> {
     /// S, row by row: (F, d).
     pub s: Vec<F>,
     /// z: (F).
     pub z: Vec<F>,
-    /// The sum of all weights that entered, decayed as S and z are.
+    /// The sum of all weights so far, decayed like S and z.
     pub c: F,
 }
 
@@ -68,7 +69,7 @@ fn unit<F: Float>(x: &[F]) -> Vec<F> {
     x.iter().map(|&v| v / length).collect()
 }
 
-/// `sqrt(1/D) f(w . x)` of each row of w. x: (d), w: (D, d) -> (D)
+/// Computes `sqrt(1/D) f(w . x)` for each row of w. x: (d), w: (D, d) -> (D)
 fn random<F: Float>(x: &[F], w: &[F], f: impl Fn(F) -> F) -> Vec<F> {
     let scale = F::of(x.len() as f64 / w.len() as f64).sqrt();
     w.chunks_exact(x.len()).map(|w| scale * f(dot(w, x))).collect()
@@ -76,7 +77,7 @@ fn random<F: Float>(x: &[F], w: &[F], f: impl Fn(F) -> F) -> Vec<F> {
 
 /// `phi(x) = sqrt(1/D) [sin(W x^), cos(W x^)]`, `x^ = x / (|x| + 1e-3)` (equation 2).
 ///
-/// x: (d), w: (D, d) with sigma already in it -> (2D)
+/// x: (d), w: (D, d), multiplied by sigma -> (2D)
 pub fn gaussian_features<F: Float>(x: &[F], w: &[F]) -> Vec<F> {
     let unit = unit(x);
     [random(&unit, w, |v| v.sin_cos().0), random(&unit, w, |v| v.sin_cos().1)].concat()
@@ -84,7 +85,7 @@ pub fn gaussian_features<F: Float>(x: &[F], w: &[F]) -> Vec<F> {
 
 /// `phi(x) = sqrt(1/D) ReLU(W x^)`, `x^ = x / (|x| + 1e-3)` (Peng et al., 2021, appendix A).
 ///
-/// x: (d), w: (D, d) with sigma already in it -> (D)
+/// x: (d), w: (D, d), multiplied by sigma -> (D)
 pub fn arc_cosine_features<F: Float>(x: &[F], w: &[F]) -> Vec<F> {
     let zero = F::of(0.0);
     random(&unit(x), w, |v| if v > zero { v } else { zero })
@@ -97,8 +98,8 @@ pub fn elu_features<F: Float>(x: &[F]) -> Vec<F> {
     x.iter().map(|&v| if v > F::of(0.0) { v + F::of(1.0) } else { v.exp() }).collect()
 }
 
-/// `phi(x) = sqrt(1/D) exp(W y - |y|^2 / 2)`, `y = x d^(-1/4)` (Choromanski et al., 2021, equation 7), with no maximum
-/// taken away: f64 holds projections to about 300.
+/// `phi(x) = sqrt(1/D) exp(W y - |y|^2 / 2)`, `y = x d^(-1/4)` (Choromanski et al., 2021, equation 7). No maximum is
+/// subtracted, because in f64 projections up to about 300 do not overflow.
 ///
 /// x: (d), w: (D, d) -> (D)
 pub fn favor_features<F: Float>(x: &[F], w: &[F]) -> Vec<F> {
@@ -108,11 +109,11 @@ pub fn favor_features<F: Float>(x: &[F], w: &[F]) -> Vec<F> {
     random(&y, w, |v| (v - half).exp())
 }
 
-/// One token: `S <- g S + (1-g) phi_k v^T`, `z <- g z + (1-g) phi_k`, `c <- g c + (1-g)` (equation 7), then
-/// `h = phi_q S / max(phi_q . z, eps c)` (equation 5; the clamp is ours, and scales with c so that
-/// early tokens are right). Where nothing is divided by, h is 0.
+/// Reads one token: `S <- g S + (1-g) phi_k v^T`, `z <- g z + (1-g) phi_k`, `c <- g c + (1-g)` (equation 7), then
+/// `h = phi_q S / max(phi_q . z, eps c)` (equation 5; the clamp is our addition, and scales with c so that early tokens
+/// are right). If the denominator is 0, h is 0.
 ///
-/// phi_q, phi_k: (F), v: (d), gate: the gate's logit, or none for RFA without a gate, where g and 1-g are 1.
+/// phi_q, phi_k: (F), v: (d), gate: the gate logit, or `None` for RFA without a gate, where g and 1-g are both 1.
 pub fn step<F: Float>(memory: &mut Memory<F>, phi_q: &[F], phi_k: &[F], v: &[F], gate: Option<F>, eps: f64) -> Vec<F> {
     let (zero, one) = (F::of(0.0), F::of(1.0));
     let (keep, take) = gate.map_or((one, one), |a| (one / (one + (zero - a).exp()), one / (one + a.exp())));
@@ -129,14 +130,14 @@ pub fn step<F: Float>(memory: &mut Memory<F>, phi_q: &[F], phi_k: &[F], v: &[F],
     (0..v.len()).map(|i| if den == zero { zero } else { column(i) / den }).collect()
 }
 
-/// Softmax attention of one query to some keys and their values: `sum_j exp(q k_j / sqrt(d)) v_j`, over the same sum
-/// of weights alone.
+/// Computes softmax attention of one query to some keys and values: `sum_j exp(q k_j / sqrt(d)) v_j`, divided by the
+/// sum of the weights.
 ///
 /// q: (d); keys, values: (tokens, d), at least one -> (d)
 pub fn softmax<F: Float>(q: &[F], keys: &[F], values: &[F]) -> Vec<F> {
     let (zero, scale) = (F::of(0.0), F::of(q.len() as f64).sqrt());
     let scores: Vec<F> = keys.chunks_exact(q.len()).map(|k| dot(q, k) / scale).collect();
-    // A score less than all others' largest: no exponential overflows.
+    // The largest score is subtracted from all, so that no exponential overflows.
     let most = scores.iter().fold(scores[0], |most, &score| if score > most { score } else { most });
     let weights: Vec<F> = scores.iter().map(|&score| (score - most).exp()).collect();
     let sum = weights.iter().fold(zero, |sum, &weight| sum + weight);

@@ -1,10 +1,11 @@
-//! The recurrence token by token, in place: the form that serves.
+//! The serving form of the recurrence: token by token, in place.
 //!
-//! Prompts and generated tokens go through the same kernel, one token after the other, while a head's sums stay in the
-//! nearest cache. So a state has the same bits whether its text was a prompt or an answer, and wherever it was cut.
+//! Prompts and generated tokens go through the same kernel, one token after another, while a head's sums stay in the L1
+//! cache. A state therefore has the same bits whether its text was a prompt or an answer, and however it was divided
+//! into calls.
 //!
-//! Drafted tokens advance a copy of the sums, head by head. What each of them adds is noted; the tokens that are kept are
-//! added to the sums afterwards, by the same kernel in the same order.
+//! Draft tokens advance a copy of the sums, head by head, and each token's update is recorded. The updates of accepted
+//! tokens are then applied to the sums by the same kernel in the same order.
 
 use std::cell::RefCell;
 use std::fmt::Debug;
@@ -20,11 +21,11 @@ use crate::kernels::recurrence::{self, Number};
 use crate::kernels::{Isa, threads::Threads};
 use crate::mixers::matrices::{self, Copies, Matrices};
 
-/// Tokens whose features are computed together: two rows each fill a tile of the product with W, and S still fits into
-/// the nearest cache.
+/// Number of tokens whose features are computed together: their q and k, two rows each, fill a tile of the product with
+/// W, and S still fits into the L1 cache.
 pub(in crate::mixers) const BLOCK: usize = 12;
 
-/// The heads' shape and the constants of a layer.
+/// The shape of the heads, and the constants of a layer.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
     /// Heads.
@@ -33,33 +34,33 @@ pub struct Shape {
     pub head_dim: usize,
     /// Features of a head (F).
     pub features: usize,
-    /// The lower bound of the denominator, as a share of c; 0 where no feature is negative.
+    /// The lower bound of the denominator, as a share of c; 0 if no feature is negative.
     pub eps: f64,
 }
 
-/// The inputs of some slots.
+/// The inputs of a step for some slots.
 #[derive(Clone, Copy, Debug)]
 pub struct Inputs<'a> {
-    /// (rows, time, 3 heads d): q then k then v of each token
+    /// (rows, time, 3 heads d): q, then k, then v of each token
     pub qkv: &'a [f32],
     /// Logits (rows, time, heads); `None` without a gate.
     pub gate: Option<&'a [f32]>,
-    /// One slot for each row, all different.
+    /// One slot per row, all different.
     pub slots: &'a [usize],
     /// The position of each row's first token in its text.
     pub positions: &'a [u64],
-    /// The number of the layer: it seeds the rounding of a 16-bit state, with the position and the head.
+    /// The index of the layer, which, with the position and the head, seeds the rounding of a 16-bit state.
     pub layer: usize,
 }
 
 impl Inputs<'_> {
-    /// [`matrices::seed`]
+    /// See [`matrices::seed`].
     pub(in crate::mixers) fn seed(&self, position: u64, head: usize, heads: usize) -> u64 {
         matrices::seed(position, self.layer, head, heads)
     }
 }
 
-/// q and k of some tokens of a head, which are the rows of one product with W, and their features.
+/// q and k of some tokens of one head, as the rows of one product with W, and their features.
 pub(in crate::mixers) struct Pairs<'a> {
     /// (tokens, 2, d)
     pub(in crate::mixers) x: &'a mut [f32],
@@ -69,7 +70,7 @@ pub(in crate::mixers) struct Pairs<'a> {
 }
 
 impl<'a> Pairs<'a> {
-    /// Numbers of one token.
+    /// Elements per token.
     pub(in crate::mixers) fn numbers(map: &Features) -> usize {
         let (_, features, d) = map.dims();
         2 * (d + map.scratch() + features + 1)
@@ -84,7 +85,7 @@ impl<'a> Pairs<'a> {
         Self { x, scratch, phi, maxima }
     }
 
-    /// The features (tokens, 2, F) and maxima (tokens, 2) of the first `tokens` tokens, whose `x` is set.
+    /// Computes the features (tokens, 2, F) and maxima (tokens, 2) of the first `tokens` tokens, whose `x` must be set.
     pub(in crate::mixers) fn features(
         &mut self,
         map: &Features,
@@ -99,7 +100,7 @@ impl<'a> Pairs<'a> {
     }
 }
 
-/// `scan` outside of a decoder, on the threads of the process.
+/// Runs `scan` outside of a decoder, on the process's threads.
 ///
 /// # Errors
 /// [`ModelError`] when the shapes do not fit, or a slot is out of range or named twice.
@@ -134,7 +135,7 @@ pub(crate) fn scan(
     })
 }
 
-/// As [`scan`], but the sums stay as they are until [`super::update::keep`]. The slots are all different.
+/// Like [`scan`], but leaves the sums unchanged until [`super::update::keep`]. The slots are all different.
 ///
 /// # Errors
 /// When the shapes do not fit, or a slot is out of range.
@@ -190,7 +191,7 @@ struct Head<'a, S> {
     s: &'a mut [S],      // (F, d)
     sums: &'a mut [f32], // z (F), c, and for FAVOR+ the maximum
     out: &'a mut [f32],  // (time, d)
-    /// Where the updates are noted: (time, [`Update::numbers`]), or empty
+    /// Where the updates are recorded: (time, [`Update::numbers`]), or empty
     updates: &'a mut [f32],
 }
 
@@ -227,12 +228,12 @@ impl<'a> Scan<'a> {
         Ok(Self { shape, features, own, inputs, time, isa })
     }
 
-    /// Numbers that a head of a row of drafts needs besides its copy of S: its own z, c and maximum, and its updates.
+    /// Elements that a head of a draft row needs besides its copy of S: its own z, c and maximum, and its updates.
     fn drafted(&self) -> usize {
         self.own.rest_len() + self.time * Update::numbers(self.own)
     }
 
-    /// Lets `run` compute (rows, heads, time, d). out: (rows, time, heads d)
+    /// Has `run` compute (rows, heads, time, d), and transposes the result. out: (rows, time, heads d)
     fn with_heads_first(
         &self,
         buffer: &mut Vec<f32>,
@@ -240,7 +241,7 @@ impl<'a> Scan<'a> {
         run: impl FnOnce(&mut [f32]) -> Result<u64>,
     ) -> Result<u64> {
         if self.time == 1 {
-            // With one token, (heads, time) and (time, heads) are the same order.
+            // With one token, (heads, time) and (time, heads) have the same order.
             return run(out);
         }
         let target = sized(buffer, out.len());
@@ -262,7 +263,7 @@ impl<'a> Scan<'a> {
         })
     }
 
-    /// s, sums: the slots'; copies: (rows, heads, F, d); drafts: (rows, heads, [`Self::drafted`])
+    /// s, sums: those of the slots; copies: (rows, heads, F, d); drafts: (rows, heads, [`Self::drafted`])
     fn run_drafts<S: Number>(
         &self,
         (s, sums): (&[S], &[f32]),
@@ -286,12 +287,12 @@ impl<'a> Scan<'a> {
         })
     }
 
-    /// Runs `piece(row, head)` for all heads of all rows, and adds up what it returns.
+    /// Runs `piece(row, head)` for all heads of all rows, and adds up the results.
     fn run_pieces(&self, threads: &Threads, piece: impl Fn(usize, usize) -> Option<u64> + Sync) -> Result<u64> {
         let rows = self.inputs.slots.len();
         let pieces = rows * self.shape.heads;
         let (clamped, done) = (AtomicU64::new(0), AtomicU64::new(0));
-        // Head by head: the rows of a head share its random matrix.
+        // The order is head by head, because the rows of a head share its random matrix.
         let run = |i: usize| {
             if let Some(count) = piece(i % rows, i / rows) {
                 clamped.fetch_add(count, Ordering::Relaxed);
@@ -305,7 +306,7 @@ impl<'a> Scan<'a> {
         Ok(clamped.into_inner())
     }
 
-    /// All tokens of one head -> how many denominators were clamped.
+    /// Computes all tokens of one head -> the number of clamped denominators.
     fn head<S: Number>(&self, head: Head<'_, S>) -> u64 {
         let Shape { heads, head_dim: d, features, eps } = self.shape;
         let Head { row, index, s, sums, out, updates } = head;

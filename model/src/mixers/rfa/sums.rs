@@ -10,13 +10,13 @@ use crate::mixers::matrices::Matrices;
 /// The sizes of the sums of a layer's heads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SumsShape {
-    /// Heads.
+    /// Number of heads.
     pub heads: usize,
-    /// Features of a head (F).
+    /// Number of features per head (F).
     pub features: usize,
-    /// Length of its values (d).
+    /// Length of a head's values (d).
     pub head_dim: usize,
-    /// Whether S and z are relative to the largest feature of the head's keys, whose logarithm is then remembered too.
+    /// Whether S and z are relative to the largest feature of the head's keys, whose logarithm is then stored too.
     pub maximum: bool,
 }
 
@@ -27,17 +27,17 @@ impl SumsShape {
         Self { heads, features, head_dim: config.head_dim, maximum }
     }
 
-    /// Numbers of S: (F, d).
+    /// Elements of S: (F, d).
     pub(crate) fn matrix(self) -> usize {
         self.features * self.head_dim
     }
 
-    /// Numbers of the rest: z (F), c, and the maximum.
+    /// Elements of the rest: z (F), c, and the maximum.
     pub(crate) fn rest_len(self) -> usize {
         self.features + 1 + usize::from(self.maximum)
     }
 
-    /// Numbers of one head of a slot.
+    /// Elements per head of a slot.
     pub(crate) fn head_numbers(self) -> usize {
         self.matrix() + self.rest_len()
     }
@@ -49,11 +49,11 @@ pub struct Sums {
     pub(crate) s: Matrices, // (slots, heads, F, d)
     /// z (F), c and, for FAVOR+, the maximum of every head: (slots, heads, [`SumsShape::rest_len`])
     pub(crate) rest: Vec<f32>,
-    /// What the last step of drafts would add: (rows, heads, numbers), as `recurrent` writes them
+    /// The updates of the last draft step: (rows, heads, elements), as `recurrent` writes them
     pub(crate) drafts: Vec<f32>,
     slots: usize,
     shape: SumsShape,
-    /// The largest maximum that a key can have: (heads), or empty without maxima.
+    /// The upper bound of each head's key maximum: (heads), or empty without maxima.
     greatest_maxima: Vec<f32>,
 }
 
@@ -65,31 +65,32 @@ impl Sums {
         Self { s, rest, drafts: Vec::new(), slots, shape, greatest_maxima: Vec::new() }
     }
 
-    /// The sums of empty texts, of features of this map.
+    /// The sums of empty texts, for the features of this map.
     pub(crate) fn of_features(slots: usize, map: &Features, state: StateType) -> Self {
         let (heads, features, head_dim) = map.dims();
         let shape = SumsShape { heads, features, head_dim, maximum: map.has_maximum() };
         Self { greatest_maxima: map.greatest_maxima().to_vec(), ..Self::zeros(slots, shape, state) }
     }
 
-    /// Slots, and the shape of each.
+    /// The number of slots, and the shape of each.
     pub(crate) fn dims(&self) -> (usize, SumsShape) {
         (self.slots, self.shape)
     }
 
-    /// Numbers of one slot.
+    /// Elements per slot.
     pub(crate) fn numbers(&self) -> usize {
         self.shape.heads * self.shape.head_numbers()
     }
 
-    /// Appends the numbers of one head: S row by row, z, c, and the maximum.
+    /// Appends the elements of one head: S row by row, z, c, and the maximum.
     pub(crate) fn read_head(&self, slot: usize, head: usize, out: &mut Vec<f32>) {
         let (matrix, rest, head) = (self.shape.matrix(), self.shape.rest_len(), slot * self.shape.heads + head);
         self.s.read(head * matrix..(head + 1) * matrix, out);
         out.extend_from_slice(&self.rest[head * rest..][..rest]);
     }
 
-    /// Sets the numbers of one head; an S in bf16 rounds to the nearest; numbers that were read from it are restored exactly.
+    /// Sets the elements of one head. An S in bf16 rounds to nearest, so elements that were read from it are restored
+    /// exactly.
     pub(crate) fn write_head(&mut self, slot: usize, head: usize, numbers: &[f32]) {
         let (matrix, rest, head) = (self.shape.matrix(), self.shape.rest_len(), slot * self.shape.heads + head);
         let (from, sums) = numbers.split_at(matrix);
@@ -114,7 +115,7 @@ impl SlotState for Sums {
         (0..self.shape.heads).for_each(|head| self.read_head(slot, head, out));
     }
 
-    /// A maximum that is too low passes: the next key takes its place, and older tokens are forgotten.
+    /// A maximum that is too low is accepted: the next key replaces it, which only makes the head forget older tokens.
     fn check(&self, layer: usize, numbers: &[f32], _: u64) -> Result<()> {
         let heads = numbers.chunks_exact(self.shape.head_numbers()).map(|head| head[head.len() - 1]);
         match heads.zip(&self.greatest_maxima).enumerate().find(|(_, (found, max))| found > max) {

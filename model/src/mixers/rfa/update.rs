@@ -1,5 +1,6 @@
-//! What a token adds to the sums of a head: added at once, or noted while a token is a draft and added when it is kept. Both
-//! are the same kernel on the same numbers, so a state does not show which of its tokens were drafts.
+//! A token's update of a head's sums. It is applied at once or, while the token is a draft, recorded and applied if the
+//! token is accepted. Both use the same kernel on the same values, so a state does not show which of its tokens were
+//! drafts.
 
 use std::cell::RefCell;
 
@@ -12,19 +13,19 @@ use crate::kernels::recurrence::{self, Number, Token};
 use crate::mixers::layer::Kept;
 use crate::mixers::matrices::{Matrices, seed};
 
-/// What a token adds to the sums of a head.
+/// A token's update of a head's sums.
 #[derive(Clone, Copy)]
 pub(super) struct Update<'a> {
     pub(super) phi_k: &'a [f32], // (F)
     pub(super) v: &'a [f32],     // (d)
-    /// The weights of the old sums and of the token, where no maximum changes them.
+    /// The weights of the old sums and of the token, before any correction for the maximum.
     pub(super) weights: (f32, f32),
     /// The maximum of the key.
     pub(super) maximum: f32,
 }
 
 impl<'a> Update<'a> {
-    /// Numbers of one update.
+    /// Elements per update.
     pub(super) fn numbers(of: SumsShape) -> usize {
         of.features + of.head_dim + 3
     }
@@ -38,7 +39,7 @@ impl<'a> Update<'a> {
         rest.copy_from_slice(&[self.weights.0, self.weights.1, self.maximum]);
     }
 
-    /// What [`Self::write`] has written.
+    /// Reads what [`Self::write`] has written.
     pub(super) fn read(of: SumsShape, from: &'a [f32]) -> Self {
         let (phi_k, from) = from.split_at(of.features);
         let (v, rest) = from.split_at(of.head_dim);
@@ -64,7 +65,7 @@ impl<'a> Update<'a> {
     }
 }
 
-/// Advances a slot by the first of the tokens that [`super::recurrent::scan_drafts`] has read.
+/// Advances a slot by the first of the draft tokens that [`super::recurrent::scan_drafts`] has read.
 ///
 /// # Errors
 /// When the slot is out of range.
@@ -102,7 +103,7 @@ fn keep_heads<S: Number>(
             for (position, update) in (kept.position..).zip(updates) {
                 let update = Update::read(own, update);
                 let seed = seed(position, kept.layer, head, heads);
-                // What the token reads is known already: any query will do.
+                // The output is not needed, so any query will do.
                 update.apply((isa, eps, seed), (s, sums), update.phi_k, out, &mut 0);
             }
         });

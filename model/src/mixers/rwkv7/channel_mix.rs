@@ -1,4 +1,4 @@
-//! The channel mix: `value(max(key(x'), 0)^2)`, with x' the input mixed with that of the token before.
+//! The channel mix: `value(max(key(x'), 0)^2)`, where x' is the input mixed with the previous token's input.
 
 use super::shift::Shift;
 use crate::compute::sized;
@@ -10,7 +10,7 @@ use crate::mixers::layer::Step;
 use crate::nn::Linear;
 use crate::weights::{LoadError, TensorList, Weights};
 
-/// The input of the channel mix among those that a layer remembers.
+/// The index of the channel mix's input among those that a layer keeps.
 const INPUT: usize = 1;
 
 /// The weights.
@@ -37,7 +37,7 @@ impl ChannelMix {
         list.matrix("value.weight", config.hidden_size, config.intermediate_size);
     }
 
-    /// Reads `x_k`, `key` and `value`.
+    /// Loads `x_k`, `key` and `value`.
     pub(super) fn load(config: &DecoderConfig, weights: &Weights<'_>) -> Result<Self, LoadError> {
         let (hidden, inner) = (config.hidden_size, config.intermediate_size);
         Ok(Self {
@@ -47,7 +47,7 @@ impl ChannelMix {
         })
     }
 
-    /// Numbers of the input of one token.
+    /// Elements of one token's input.
     pub(super) fn width(&self) -> usize {
         self.mix.len()
     }

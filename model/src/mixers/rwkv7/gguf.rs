@@ -1,10 +1,10 @@
-//! RWKV-7 in GGUF files as llama.cpp writes them. All numbers are those of the published checkpoints; the shares of the
-//! token before are in one tensor, as in the first published version.
+//! RWKV-7 in GGUF files as llama.cpp writes them. All values are those of the published checkpoints; the token-shift
+//! shares are fused into one tensor, as in the first published version.
 
 use crate::mixers::gguf::GgufFamily;
 use crate::mixers::names::{Names, TensorNames};
 
-/// The family in GGUF files.
+/// The tables of the family for GGUF files.
 pub(in crate::mixers) const GGUF: GgufFamily = GgufFamily {
     architecture: "rwkv7",
     numbers: &[
@@ -35,11 +35,11 @@ const NAMES: TensorNames = TensorNames {
     layer: ("model.layers.", "blk."),
     layers: LAYERS,
     readings: &[],
-    // The first layer has no values to go back to; llama.cpp reads some from it all the same.
+    // The first layer has no earlier values to mix in, but llama.cpp reads these tensors anyway.
     unused: &["blk.0.time_mix_v0.weight", "blk.0.time_mix_v1.weight", "blk.0.time_mix_v2.weight"],
 };
 
-/// The packed shares come before their parts: a file has them packed.
+/// The fused shares. The table lists them before their parts, because files contain them fused.
 const SHARES: &str = "time_mix_lerp_fused.weight";
 
 const LAYERS: Names = &[
@@ -94,7 +94,7 @@ mod tests {
         let ours: Vec<String> = crate::checkpoint::tensors(&config).into_keys().collect();
         let theirs: BTreeSet<String> = ours.iter().map(|name| GGUF.names.theirs(name)).collect();
         assert!(theirs.iter().all(|name| !name.contains("model") && name != "lm_head.weight"), "{theirs:?}");
-        // Of each layer, six shares are one tensor.
+        // In each layer, six shares are one tensor.
         assert_eq!(theirs.len(), ours.len() - 2 * 5);
         assert!(theirs.contains("blk.1.time_mix_v0.weight") && !theirs.contains("blk.0.time_mix_v0.weight"));
         assert_eq!(GGUF.key("head_dim"), "rwkv7.wkv.head_size");

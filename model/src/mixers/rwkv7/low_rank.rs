@@ -1,4 +1,4 @@
-//! Maps of low rank: `up(f(down x)) + bias`, in steps, so that the products of several maps are one job.
+//! Low-rank maps: `up(f(down x)) + bias`, split into steps so that the products of several maps run as one job.
 
 use crate::compute::{Compute, sized};
 use crate::kernels::Isa;
@@ -6,11 +6,10 @@ use crate::kernels::products::Product;
 use crate::nn::Linear;
 use crate::weights::{LoadError, TensorList, Weights};
 
-/// An activation in place.
+/// An activation that works in place.
 pub(super) type Activation = fn(Isa, &mut [f32]);
 
-/// A map from hidden to hidden. Its matrices are few numbers that decide about much, so quantisation leaves them as they
-/// are.
+/// A low-rank map from hidden to hidden. Its matrices are small but have a large effect, so they are not quantized.
 #[derive(Debug)]
 pub(super) struct LowRank {
     down: Linear, // (rank, hidden)
@@ -30,7 +29,7 @@ impl LowRank {
         });
     }
 
-    /// Reads the map called `name`.
+    /// Loads the map called `name`.
     pub(super) fn load(
         weights: &Weights<'_>,
         name: &str,
@@ -51,7 +50,7 @@ impl LowRank {
         self.down.bytes() + self.up.bytes()
     }
 
-    /// Room for what lies between the products: (tokens, rank)
+    /// A buffer for the values between the products: (tokens, rank)
     pub(super) fn inner<'a>(&self, buffer: &'a mut Vec<f32>, tokens: usize) -> &'a mut [f32] {
         sized(buffer, tokens * self.down.width())
     }
@@ -61,7 +60,7 @@ impl LowRank {
         self.down.product(x, inner)
     }
 
-    /// Between the products. inner: (tokens, rank)
+    /// Applies the activation between the products. inner: (tokens, rank)
     pub(super) fn activate(&self, cx: &mut Compute, inner: &mut [f32]) {
         let isa = cx.isa;
         if let Some(activation) = self.activation {

@@ -1,7 +1,7 @@
-//! RWKV-7 "Goose" (Peng et al., 2025, "RWKV-7 Goose with Expressive Dynamic State Evolution"): layers of a time mix, which
-//! is the generalised delta rule, and a channel mix. Both read the token before too. `naive` has the formulas.
+//! RWKV-7 "Goose" (Peng et al., 2025, "RWKV-7 Goose with Expressive Dynamic State Evolution"): layers with a time mix,
+//! which is the generalized delta rule, and a channel mix. Both also read the previous token. `naive` has the formulas.
 //!
-//! Tensors are named as in the layout of Hugging Face (`RWKV7ForCausalLM` of flash-linear-attention).
+//! Tensors are named as in Hugging Face's layout (`RWKV7ForCausalLM` of flash-linear-attention).
 
 mod channel_mix;
 pub(super) mod gguf;
@@ -32,10 +32,10 @@ use time_mix::{TimeBuffers, TimeMix};
 
 /// The `model_type` in `config.json`.
 pub(super) const MODEL_TYPE: &str = "rwkv7";
-/// Inputs that a layer remembers: the last one of the time mix, then that of the channel mix.
+/// Inputs that a layer keeps: the last one of the time mix, then that of the channel mix.
 const INPUTS: usize = 2;
 
-/// One layer.
+/// An RWKV-7 layer.
 #[derive(Debug)]
 pub(crate) struct Rwkv7 {
     embedding_norm: Option<LayerNorm>, // (hidden), in the first layer
@@ -45,7 +45,7 @@ pub(crate) struct Rwkv7 {
     channel: ChannelMix,
 }
 
-/// What a layer keeps.
+/// The state of a layer.
 #[derive(Debug)]
 pub(crate) struct Rwkv7State {
     heads: HeadMemory,

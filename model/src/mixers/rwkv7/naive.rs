@@ -1,22 +1,23 @@
-//! The truth: all of RWKV-7, one token after another, in f64. Slow and plain; tests compare the layers that serve with it.
+//! The reference implementation: all of RWKV-7, token by token, in f64. It is slow and simple; tests compare the
+//! serving layers with it.
 
 use std::collections::BTreeMap;
 
 use crate::config::DecoderConfig;
 
-/// A model: its config and its tensors by name, row by row.
+/// A model: its config and its tensors by name, row-major.
 #[derive(Clone, Debug)]
 pub struct Model {
-    /// The shape.
+    /// The config, which gives the shape.
     pub config: DecoderConfig,
     /// Every tensor of the checkpoint.
     pub tensors: BTreeMap<String, Vec<f64>>,
 }
 
-/// What one layer remembers.
+/// The memory of one layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerMemory {
-    /// S of each head: (heads, d, d), a row for each number of a key.
+    /// S of each head: (heads, d, d), one row per key element.
     pub s: Vec<f64>,
     /// The last input of the time mix: (hidden).
     pub time_input: Vec<f64>,
@@ -37,7 +38,7 @@ fn sigmoid(x: f64) -> f64 {
     1.0 / (1.0 + (-x).exp())
 }
 
-/// One number for each pair.
+/// Combines two slices element by element.
 fn zip(a: &[f64], b: &[f64], f: impl Fn(f64, f64) -> f64) -> Vec<f64> {
     a.iter().zip(b).map(|(&a, &b)| f(a, b)).collect()
 }
@@ -74,7 +75,7 @@ impl Model {
         zip(&self.low_rank(name, x, f), &self.tensors[&format!("{name}.lora.2.bias")], |x, b| sigmoid(x + b))
     }
 
-    /// One token -> logits (vocab)
+    /// Reads one token -> logits (vocab)
     ///
     /// # Panics
     /// If a tensor is missing, or the token is outside the vocabulary.
@@ -95,11 +96,11 @@ impl Model {
         product(&self.tensors["lm_head.weight"], &self.layer_norm("model.norm", &x))
     }
 
-    /// x' = x + mu (the input before - x) for each of r, w, k, v, a and g. Then
+    /// x' = x + mu (previous input - x) for each of r, w, k, v, a and g. Then
     ///
     /// - r = W_r x'_r, k = W_k x'_k, v = W_v x'_v, g = G_2 sigmoid(G_1 x'_g)
-    /// - w = exp(-e^(-1/2) sigmoid(D_2 tanh(D_1 x'_w) + d_0)): the share of each key that remains
-    /// - a = sigmoid(A_2 A_1 x'_a + a_0): the learning rate in context
+    /// - w = exp(-e^(-1/2) sigmoid(D_2 tanh(D_1 x'_w) + d_0)): the share of each key that is kept
+    /// - a = sigmoid(A_2 A_1 x'_a + a_0): the in-context learning rate
     /// - v <- v + (v of the first layer - v) sigmoid(V_2 V_1 x'_v + v_0), in all layers but the first
     ///
     /// and for each head
@@ -163,7 +164,7 @@ impl Model {
         product(at("o_proj.weight"), &gated)
     }
 
-    /// W_v max(W_k x', 0)^2, with x' = x + mu (the input before - x).
+    /// W_v max(W_k x', 0)^2, with x' = x + mu (previous input - x).
     fn channel_mix(&self, name: &str, x: &[f64], memory: &mut LayerMemory) -> Vec<f64> {
         let at = |part: &str| &self.tensors[&format!("{name}.{part}")];
         let difference = zip(&memory.channel_input, x, |before, x| before - x);

@@ -1,5 +1,5 @@
-//! RWKV-7 as its author publishes it, in one file without a config: the tensors have the names of the package `rwkv`, the
-//! low-rank matrices are transposed, and the sizes follow from the shapes.
+//! RWKV-7 as its author publishes it, in one file without a config: the tensors have the names of the `rwkv` package,
+//! the low-rank matrices are transposed, and the sizes follow from the shapes.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use super::MODEL_TYPE;
 use crate::mixers::names::{Names, TensorNames};
 use crate::weights::{Entry, Reading};
 
-/// The names in these files.
+/// The tensor names in these files.
 pub(crate) static NAMES: TensorNames = TensorNames {
     tensors: &[
         ("model.embeddings.weight", "emb.weight"),
@@ -22,7 +22,7 @@ pub(crate) static NAMES: TensorNames = TensorNames {
     layer: ("model.layers.", "blocks."),
     layers: LAYERS,
     readings: &[("_lora.lora.0.weight", Reading::Transposed), ("_lora.lora.2.weight", Reading::Transposed)],
-    // The first layer has no values to go back to.
+    // The first layer has no earlier values to mix in.
     unused: &["blocks.0.att.v0", "blocks.0.att.v1", "blocks.0.att.v2"],
 };
 
@@ -62,7 +62,7 @@ const LAYERS: Names = &[
     ("ffn.value.weight", "ffn.value.weight"),
 ];
 
-/// The keys of a config, each with the tensor and the dimension that it is.
+/// Config keys, each with the tensor and the dimension that gives its value.
 const SIZES: [(&str, &str, usize); 8] = [
     ("vocab_size", "emb.weight", 0),
     ("hidden_size", "emb.weight", 1),
@@ -74,17 +74,17 @@ const SIZES: [(&str, &str, usize); 8] = [
     ("gate_low_rank_dim", "blocks.0.att.g1", 1),
 ];
 
-/// The text of a `config.json` for a file with these tensors.
+/// Builds the text of a `config.json` for a file with these tensors.
 ///
 /// # Errors
-/// What keeps tensors from saying it.
+/// The reasons why the tensors do not determine a config.
 pub(crate) fn config(entries: &BTreeMap<String, Entry>) -> Result<String, Vec<String>> {
     let (mut config, mut problems) = (Map::new(), Vec::new());
     let number = |name: &String| name.strip_prefix("blocks.")?.split_once('.')?.0.parse::<usize>().ok();
     let layers = entries.keys().filter_map(number).max().map_or(0, |last| last.saturating_add(1));
     for (key, name, dimension) in SIZES {
         match entries.get(name).map(|entry| (entry.shape.get(dimension), &entry.shape)) {
-            // A model of one layer has no values to mix with.
+            // In a model with one layer, no layer mixes in the first layer's values.
             None if name.starts_with("blocks.1.") && layers < 2 => drop(config.insert(key.into(), json!(1))),
             None => problems.push(format!("missing tensor {name}")),
             Some((Some(size), shape)) if shape.len() == 2 => drop(config.insert(key.into(), json!(size))),
@@ -95,7 +95,7 @@ pub(crate) fn config(entries: &BTreeMap<String, Entry>) -> Result<String, Vec<St
     if !problems.is_empty() {
         return Err(problems);
     }
-    // The token 0 ends and begins texts in all of these models.
+    // In all of these models, token 0 both starts and ends a text.
     for (key, value) in [
         ("model_type", json!(MODEL_TYPE)),
         ("num_hidden_layers", json!(layers)),

@@ -1,5 +1,5 @@
-//! RWKV-7's checkpoints as they are published in Hugging Face's layout (`RWKV7ForCausalLM` of flash-linear-attention): the
-//! keys of their `config.json` in ours, and the tensors of their first version under the names of the second.
+//! RWKV-7's checkpoints as published in Hugging Face's layout (`RWKV7ForCausalLM` of flash-linear-attention):
+//! translates the keys of their `config.json` to ours, and the first version's tensors to those of the second.
 
 use std::collections::BTreeMap;
 
@@ -8,13 +8,13 @@ use serde_json::{Map, Value, json};
 use crate::config::ConfigError;
 use crate::weights::Entry;
 
-/// The activation of the channel mix: the square of ReLU.
+/// The activation of the channel mix: squared ReLU.
 pub(super) const HIDDEN_ACT: &str = "sqrelu";
 
-/// The name of the mixer in our keys.
+/// The mixer's name in our keys.
 const ATTENTION: &str = "rwkv7";
 
-/// Keys of this family that change no result: how others compute, and what only training reads.
+/// Keys of this family that do not affect results: implementation choices and training settings.
 const IGNORED: [&str; 8] = [
     "attn_mode",
     "fuse_cross_entropy",
@@ -26,19 +26,19 @@ const IGNORED: [&str; 8] = [
     "value_dim",
 ];
 
-/// Keys of which one value is supported.
+/// Keys with only one supported value.
 const FIXED: [(&str, Value); 3] =
     [("attn", Value::Null), ("norm_bias", Value::Bool(true)), ("norm_first", Value::Bool(true))];
 
-/// Keys that Llama's configs have under another name.
+/// Keys that have another name in Llama's configs.
 const RENAMED: [(&str, &str); 2] = [("num_heads", "num_attention_heads"), ("norm_eps", "rms_norm_eps")];
 
-/// The length of a head where nothing else is said.
+/// The default length of a head.
 const HEAD_DIM: u64 = 64;
-/// What the default width of the channel mix is a multiple of.
+/// The default width of the channel mix is a multiple of this.
 const MULTIPLE: u64 = 32;
 
-/// Translates published keys; those that are ours already stay. What is of the wrong type stays for the parser.
+/// Translates published keys; keys that are already ours stay. Values of the wrong type stay, for the parser to report.
 pub(in crate::mixers) fn translate(keys: &mut Map<String, Value>) -> Result<(), ConfigError> {
     keys.retain(|key, value| !(value.is_null() && ["head_dim", "intermediate_size"].contains(&&**key)));
     for (key, accepted) in FIXED {
@@ -46,7 +46,8 @@ pub(in crate::mixers) fn translate(keys: &mut Map<String, Value>) -> Result<(), 
             return Err(ConfigError::bound(key, accepted.to_string(), found));
         }
     }
-    // As flash-linear-attention has it, the length of a head counts: small models are published with the number of heads of others.
+    // As in flash-linear-attention, the head length takes precedence: some small models are published with another
+    // model's number of heads.
     if keys.contains_key("head_dim") && keys.contains_key("hidden_size") {
         keys.remove("num_heads");
     }
@@ -83,7 +84,7 @@ pub(in crate::mixers) fn translate(keys: &mut Map<String, Value>) -> Result<(), 
     }
 }
 
-/// Takes the ranks out of the published keys.
+/// Extracts the ranks from the published keys.
 fn low_ranks(keys: &mut Map<String, Value>) -> Result<Value, ConfigError> {
     let mut ranks = Map::new();
     for (key, ours) in [
@@ -98,7 +99,7 @@ fn low_ranks(keys: &mut Map<String, Value>) -> Result<Value, ConfigError> {
     Ok(ranks.into())
 }
 
-/// Whether a width of the values, in all layers or in each, is the model's.
+/// Returns whether a width of the values, for all layers or per layer, equals the model's.
 fn is_width(found: &Value, hidden: Option<u64>) -> bool {
     match found {
         Value::Null => true,
@@ -107,12 +108,12 @@ fn is_width(found: &Value, hidden: Option<u64>) -> bool {
     }
 }
 
-/// The shares of the token before in one tensor, as the first version has them.
+/// The token-shift shares in one tensor, as in the first version.
 const PACKED: &str = "attn.x_x";
-/// Its parts, in their order.
+/// The parts of the packed tensor, in order.
 const PARTS: [&str; 6] = ["r", "w", "k", "v", "a", "g"];
 
-/// Splits the packed shares into their parts, which lie one after another.
+/// Splits packed shares into their parts, which are stored one after another.
 pub(super) fn unpack(entries: &mut BTreeMap<String, Entry>) {
     let packed: Vec<String> = entries.keys().filter(|name| name.ends_with(PACKED)).cloned().collect();
     for name in packed {
@@ -120,7 +121,7 @@ pub(super) fn unpack(entries: &mut BTreeMap<String, Entry>) {
         let (parts, hidden) = (shape.first().copied(), shape.last().copied().unwrap_or(0));
         let whole = parts == Some(PARTS.len()) && shape.iter().product::<usize>() == PARTS.len() * hidden;
         if !whole {
-            // An unknown tensor, which the checks name.
+            // It becomes an unknown tensor, which the checks report.
             entries.insert(name, Entry { kind, repacked, stored, shape, range, reading });
             continue;
         }
@@ -138,7 +139,7 @@ pub(super) fn unpack(entries: &mut BTreeMap<String, Entry>) {
 mod tests {
     use crate::config::{Attention, DecoderConfig, LowRanks, PositionEmbedding};
 
-    /// As published with the model of 1.5 B parameters.
+    /// The config published with the model of 1.5 B parameters.
     const PUBLISHED: &str = r#"{"a_low_rank_dim": 96, "architectures": ["RWKV7ForCausalLM"], "attn": null,
         "attn_mode": "chunk", "auto_map": {"AutoConfig": "modeling_rwkv7.RWKV7Config"}, "bos_token_id": 1,
         "decay_low_rank_dim": 96, "eos_token_id": 2, "fuse_cross_entropy": true, "fuse_norm": false,
@@ -168,7 +169,7 @@ mod tests {
         let whole = DecoderConfig::from_json(PUBLISHED).unwrap();
         assert_eq!(DecoderConfig::from_json(&text).unwrap(), whole);
         assert_eq!(DecoderConfig::from_json(&text.replace("\"head_dim\": 64,", "\"head_dim\": null,")).unwrap(), whole);
-        // As published with the model of 0.1 B parameters.
+        // The config published with the model of 0.1 B parameters.
         let other = PUBLISHED.replace("\"num_heads\": 32", "\"num_heads\": 12");
         assert_eq!(DecoderConfig::from_json(&other).unwrap(), whole);
         let odd = text.replace("\"hidden_ratio\": 4.0", "\"hidden_ratio\": 3.501");

@@ -1,11 +1,11 @@
-//! The recurrence of one head and token: the generalised delta rule.
+//! The recurrence of one head at one token: the generalized delta rule.
 
 use crate::kernels::Isa;
 use crate::kernels::delta::{self, Token};
 use crate::kernels::recurrence::Number;
 use crate::mixers::head_memory::{Place, Recurrence};
 
-/// What the heads read, each (rows, time, heads d).
+/// The inputs of the heads, each (rows, time, heads d).
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Inputs<'a> {
     pub(super) r: &'a [f32],
@@ -14,7 +14,7 @@ pub(super) struct Inputs<'a> {
     pub(super) v: &'a [f32],
     pub(super) kappa: &'a [f32],
     pub(super) a: &'a [f32],
-    /// Numbers of a token: heads d.
+    /// Elements per token: heads d.
     pub(super) width: usize,
 }
 

@@ -1,4 +1,4 @@
-//! Token shift: each token is mixed with the one before it, which for the first token of a step is in the state.
+//! Token shift: each token is mixed with the previous one, which for the first token of a step comes from the state.
 
 use crate::compute::{Compute, sized};
 use crate::error::Result;
@@ -6,7 +6,7 @@ use crate::kernels::elementwise;
 use crate::mixers::last_inputs::LastInputs;
 use crate::mixers::layer::Rows;
 
-/// The inputs of a step, and those before its first tokens.
+/// The inputs of a step, and the inputs before its first tokens.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shift<'a> {
     x: &'a [f32],      // (rows, time, width)
@@ -16,7 +16,8 @@ pub(super) struct Shift<'a> {
 }
 
 impl<'a> Shift<'a> {
-    /// Takes what a slot remembers of `input`, and leaves the last token of the step there, unless the tokens are drafts.
+    /// Reads each slot's previous value of `input`, and replaces it with the step's last token unless the tokens are
+    /// drafts.
     ///
     /// x: (rows, time, width)
     pub(super) fn new(
@@ -40,7 +41,7 @@ impl<'a> Shift<'a> {
         Ok(Self { x, before, time, width })
     }
 
-    /// `x_t + (x_{t-1} - x_t) by`. by: (width) -> out: (rows, time, width)
+    /// Computes `x_t + (x_{t-1} - x_t) by`. by: (width) -> out: (rows, time, width)
     pub(super) fn mix(&self, cx: &mut Compute, by: &[f32], out: &mut [f32]) {
         let (isa, width) = (cx.isa, self.width);
         let at = |token: usize| &self.x[token * width..][..width];

@@ -1,4 +1,4 @@
-//! The time mix: what a token reads from its input and the one before, the recurrence, and the way back.
+//! The time mix: the projections of a token's input and the previous one, the recurrence, and the output projection.
 
 use super::low_rank::{Activation, LowRank};
 use super::scan::Inputs;
@@ -15,13 +15,13 @@ use crate::mixers::layer::{Kept, Step};
 use crate::nn::{LayerNorm, Linear};
 use crate::weights::{LoadError, TensorList, Weights};
 
-/// The input of the time mix among those that a layer remembers.
+/// The index of the time mix's input among those that a layer keeps.
 const INPUT: usize = 0;
 
-/// The shares of the token before in the inputs of r, w, k, v, a and the gate: (hidden) each.
+/// The previous token's shares in the inputs of r, w, k, v, a and the gate: (hidden) each.
 const MIXES: [&str; 6] = ["x_r", "x_w", "x_k", "x_v", "x_a", "x_g"];
 
-/// The weights.
+/// The weights of a time mix.
 #[derive(Debug)]
 pub(super) struct TimeMix {
     heads: usize,
@@ -41,7 +41,7 @@ pub(super) struct TimeMix {
     out: Linear,          // (hidden, hidden)
 }
 
-/// Intermediate results, each (rows, time, hidden) where nothing else is said.
+/// Intermediate results, each (rows, time, hidden) unless noted.
 #[derive(Debug, Default)]
 pub(super) struct TimeBuffers {
     before: Vec<f32>,               // (rows, hidden)
@@ -55,7 +55,7 @@ pub(super) struct TimeBuffers {
     a: Vec<f32>,
     gate: Vec<f32>,
     kappa: Vec<f32>,
-    /// The values of the first layer, which the others read.
+    /// The first layer's values, which the other layers read.
     first_values: Vec<f32>,
     share: Vec<f32>,
     read: Vec<f32>,
@@ -84,7 +84,7 @@ impl TimeMix {
         LayerNorm::tensors(list, "g_norm", hidden);
     }
 
-    /// Reads the tensors of one layer.
+    /// Loads the tensors of one layer.
     pub(super) fn load(config: &DecoderConfig, layer: usize, weights: &Weights<'_>) -> Result<Self, LoadError> {
         let (hidden, heads, head_dim) = (config.hidden_size, config.num_attention_heads, config.head_dim);
         let ranks = config.low_ranks.unwrap_or_default();
@@ -93,7 +93,7 @@ impl TimeMix {
         let map = |name: &str, rank: usize, activation: Option<Activation>, bias: bool| {
             LowRank::load(weights, name, (hidden, rank), (activation, bias))
         };
-        // A head's readout is a sum over its keys: with them grows its variance, and what is small beside it.
+        // A head's readout is a sum over its keys, so its variance grows with their length, and the epsilon must too.
         let eps = config.rms_norm_eps * head_dim as f64;
         Ok(Self {
             heads,
@@ -121,12 +121,12 @@ impl TimeMix {
         matrices + maps.map(LowRank::bytes).sum::<usize>()
     }
 
-    /// In the first layer, instead of those of a map: the product of no tokens.
+    /// A placeholder for a product that the first layer lacks: the product of no tokens.
     fn nothing(&self) -> Product<'_> {
         self.v.product(&[], &mut [])
     }
 
-    /// What the heads remember of empty texts.
+    /// The memories of empty texts.
     pub(super) fn new_memory(&self, slots: usize, state: StateType) -> HeadMemory {
         HeadMemory::zeros(slots, self.heads, self.head_dim * self.head_dim, state)
     }
@@ -176,7 +176,7 @@ impl TimeMix {
         let inner_a = self.rate.inner(inner_a, tokens);
         let inner_g = self.gate.inner(inner_g, tokens);
         let mut values = self.first_values.as_ref().map(|map| (map, map.inner(inner_v, tokens)));
-        // The matrices in f32 first: the longest pieces should not be the last that a thread takes.
+        // The f32 matrices come first: they are the longest pieces, which should not be the last that a thread takes.
         cx.products(&[
             self.gate.down(mixed_g, inner_g),
             self.decay.down(mixed_w, inner_w),
@@ -236,7 +236,7 @@ impl TimeMix {
         kept: Kept,
     ) -> error::Result<()> {
         let [w, k, v, kappa, a] = drafts.of(kept);
-        // What the tokens read is known already: anything will do as r.
+        // The output is not needed, so anything will do as r.
         let inputs = Inputs { r: k, w, k, v, kappa, a, width: self.heads * self.head_dim };
         heads.keep(kept, &inputs, cx, self.head_dim)
     }

@@ -1,8 +1,8 @@
-//! Softmax attention to the last tokens of each slot, whose keys and values are in a ring: the form for serving.
+//! The serving form of softmax attention over the last tokens of each slot, whose keys and values are in a ring buffer.
 //!
-//! Each query has a partial sum over each block of the ring; then the partial sums are added in the order of the ring.
-//! So threads can share the blocks of one query, all queries of a prompt can read a block together, and a text has the
-//! same bits however it is divided into calls.
+//! Each query has a partial sum over each block of the ring, and the partial sums are added in ring order. Threads can
+//! therefore share the blocks of one query, all queries of a prompt can read a block together, and a text has the same
+//! bits however it is divided into calls.
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,10 +15,10 @@ use crate::kernels::softmax::{self, BLOCK, Block, Cached};
 use crate::kernels::{Isa, threads::Threads};
 use crate::mixers::rfa::recurrent::time_first;
 
-/// Queries that read a block together: a few tiles of the kernel.
+/// Number of queries that read a block together: a few tiles of the kernel.
 const QUERIES: usize = 24;
 
-/// The heads' shape.
+/// The shape of the heads.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
     /// Heads.
@@ -27,48 +27,48 @@ pub struct Shape {
     pub head_dim: usize,
 }
 
-/// The inputs of some slots.
+/// The inputs of a step for some slots.
 #[derive(Clone, Copy, Debug)]
 pub struct Inputs<'a> {
-    /// (rows, time, 3 heads d): q then k then v of each token
+    /// (rows, time, 3 heads d): q, then k, then v of each token
     pub qkv: &'a [f32],
-    /// One slot for each row, all different.
+    /// One slot per row, all different.
     pub slots: &'a [usize],
     /// The position of each row's first token in its text.
     pub positions: &'a [u64],
 }
 
-/// What a query reads besides its window: nothing, or sums over the tokens that have left it.
+/// What a query reads in addition to its window: nothing, or sums over the tokens that have left it.
 pub(in crate::mixers) trait Older: Sync {
     /// The part for one head of one row.
     type Head;
 
-    /// Numbers that one token reads; 0 for nothing.
+    /// Elements that one token reads; 0 for nothing.
     fn numbers(&self) -> usize;
 
-    /// The part for one head of one row, for the first caller.
+    /// Returns the part for one head of one row, to the first caller only.
     fn head(&self, row: usize, head: usize) -> Option<Self::Head>;
 
-    /// Adds each token that leaves the window, before the query of the entering token reads. A partial sum with a
-    /// largest score of minus infinity has no weight. out: (tokens, [`Block::partial_len`])
+    /// Adds each token that leaves the window, before the entering token's query reads. A partial sum whose largest
+    /// score is minus infinity has no weight. out: (tokens, [`Block::partial_len`])
     fn add<S: Cached>(&self, own: &mut Self::Head, entering: Entering<'_, S>, out: &mut [f32]);
 }
 
-/// Tokens of a head that are about to enter neighbouring places of one block.
+/// Tokens of a head that are about to enter adjacent places of one block.
 #[derive(Clone, Copy)]
 pub(in crate::mixers) struct Entering<'a, S> {
     pub(in crate::mixers) row: usize,
     pub(in crate::mixers) head: usize,
-    /// The index in the step of the first of them.
+    /// The index of the first token in the step.
     pub(in crate::mixers) first: usize,
-    /// The place of the ring that it enters.
+    /// The place in the ring that the first token enters.
     pub(in crate::mixers) place: usize,
-    /// The block before they enter; if the ring is full, it has the tokens that leave.
+    /// The block before the tokens enter. If the ring is full, it still holds the tokens that leave.
     pub(in crate::mixers) block: &'a [S],
     pub(in crate::mixers) shape: Block,
 }
 
-/// Softmax attention forgets the tokens that leave.
+/// Softmax attention drops the tokens that leave.
 impl Older for () {
     type Head = ();
 
@@ -83,16 +83,16 @@ impl Older for () {
     fn add<S: Cached>(&self, (): &mut (), _: Entering<'_, S>, _: &mut [f32]) {}
 }
 
-/// Intermediate results of [`attend`], kept from step to step.
+/// Intermediate results of [`attend`], reused from step to step.
 #[derive(Debug, Default)]
 pub(crate) struct AttendBuffers {
-    /// Partial sums of each query over each block: (rows, blocks, heads, partials); then over older tokens: (rows, heads,
-    /// partials)
+    /// Partial sums of each query over each block: (rows, blocks, heads, partials), followed by those over older
+    /// tokens: (rows, heads, partials)
     partials: Vec<f32>,
     heads_first: Vec<f32>, // (rows, heads, time, d)
 }
 
-/// `attend` outside of a decoder, on the threads of the process.
+/// Runs `attend` outside of a decoder, on the process's threads.
 ///
 /// # Errors
 /// [`ModelError`] when the shapes do not fit, or a slot is out of range or named twice.
@@ -101,7 +101,7 @@ pub fn attend_alone(shape: Shape, cache: &mut Cache, inputs: Inputs<'_>, out: &m
     attend(shape, cache, inputs, (&mut cx, &mut AttendBuffers::default()), out)
 }
 
-/// Advances the given slots by some tokens: each token's key and value enter the cache, then its query reads the cache.
+/// Advances the given slots by some tokens: each token's key and value enter the cache, then its query reads it.
 /// out: (rows, time, heads d)
 ///
 /// # Errors
@@ -116,7 +116,7 @@ pub(crate) fn attend(
     attend_with(shape, cache, inputs, (), with, out)
 }
 
-/// [`attend`] where each query also reads older tokens.
+/// Like [`attend`], with each query also reading older tokens.
 ///
 /// # Errors
 /// As for [`attend`].
@@ -182,7 +182,7 @@ impl<O: Older> Step<'_, O> {
         Ok(())
     }
 
-    /// q, k or v of a token of a row's head.
+    /// q, k or v of one head for a row's token.
     fn part(&self, row: usize, t: usize, which: usize, head: usize) -> &[f32] {
         let CacheShape { heads, block: Block { d, .. }, .. } = self.ring;
         &self.inputs.qkv[(((row * self.time + t) * 3 + which) * heads + head) * d..][..d]
@@ -194,18 +194,18 @@ impl<O: Older> Step<'_, O> {
         out.iter_mut().zip(self.part(row, t, 0, head)).for_each(|(out, q)| *out = q * scale);
     }
 
-    /// The place of a row's token in the ring.
+    /// The place in the ring of a row's token.
     fn place(&self, row: usize, t: usize) -> usize {
         ((self.inputs.positions[row] + t as u64) % self.ring.window as u64) as usize
     }
 
-    /// Places of a block that hold a token after a row's token has entered.
+    /// Number of places in a block that hold a token once a row's token has entered.
     fn filled(&self, row: usize, t: usize, block: usize) -> usize {
         let filled = self.ring.filled(self.inputs.positions[row] + t as u64 + 1);
         filled.saturating_sub(block * self.ring.block.places).min(self.ring.block.places)
     }
 
-    /// Finishes a query: adds the older tokens and divides. out: (d)
+    /// Finishes a query: adds the sum over older tokens, and divides by the normalizer. out: (d)
     fn finish(&self, sum: &mut [f32], older: Option<&[f32]>, out: &mut [f32]) {
         if let Some(older) = older.filter(|older| older[self.ring.block.columns()] != f32::NEG_INFINITY) {
             softmax::add(self.isa, sum, older);
@@ -213,7 +213,7 @@ impl<O: Older> Step<'_, O> {
         softmax::mean(sum, out);
     }
 
-    /// One token of each row: a piece of work is one block of one head. -> whether no slot was named twice
+    /// Computes one token per row. A piece of work is one block of one head. -> whether no slot was named twice
     fn one<S: Cached>(&self, all: &mut [S], (cx, partials): (&mut Compute, &mut Vec<f32>), out: &mut [f32]) -> bool {
         let CacheShape { heads, block: shape @ Block { d, .. }, .. } = self.ring;
         let (rows, stride, older) = (self.inputs.slots.len(), shape.partial_len(), self.older.numbers());
@@ -270,7 +270,7 @@ impl<O: Older> Step<'_, O> {
         missed.into_inner() == 0
     }
 
-    /// Many tokens of each row: a piece of work is one head of one row. out: (rows, heads, time, d)
+    /// Computes many tokens per row. A piece of work is one head of one row. out: (rows, heads, time, d)
     /// -> whether no slot was named twice
     fn many<S: Cached>(&self, all: &mut [S], cx: &mut Compute, out: &mut [f32]) -> bool {
         let CacheShape { heads, block: shape, .. } = self.ring;
@@ -294,8 +294,8 @@ impl<O: Older> Step<'_, O> {
         missed.into_inner() == 0
     }
 
-    /// All tokens of one head, in groups that enter the same block: the other blocks do not change meanwhile, so the
-    /// queries of a group read them together.
+    /// Computes all tokens of one head, in groups that enter the same block. The other blocks do not change meanwhile,
+    /// so the queries of a group read them together.
     fn head<S: Cached>(
         &self,
         (row, head): (usize, usize),
@@ -326,7 +326,7 @@ impl<O: Older> Step<'_, O> {
                 }
                 let used = self.ring.filled(self.inputs.positions[row] + first as u64 + 1).div_ceil(places);
                 for (at, block) in blocks.iter_mut().take(used).enumerate() {
-                    // Queries read a block together, except the block that their own tokens enter.
+                    // Queries read a block together, unless it is the block that their own tokens enter.
                     let group = if at == entered { 1 } else { QUERIES };
                     let groups = queries[..len * d].chunks(group * d).zip(sums.chunks_mut(group * stride));
                     for (i, (q, sums)) in groups.enumerate() {

@@ -1,8 +1,8 @@
-//! The state of softmax attention: the keys and values of the last tokens of each slot.
+//! The state of softmax attention: keys and values of the last tokens of each slot.
 //!
-//! Each slot has a ring of `window` places; the token at position p is in place p mod window. Places come in blocks, each
-//! with the keys and values of one head; the heads of a block are neighbours. Memory that no token has reached is never
-//! touched, so that the system does not have to provide it.
+//! Each slot has a ring of `window` places; the token at position p is in place p mod window. Places are grouped into
+//! blocks; a block holds the keys and values of one head, and the blocks of all heads for the same places are adjacent.
+//! Memory that no token has reached is never touched, so the system does not have to provide it.
 
 use half::bf16;
 
@@ -11,10 +11,10 @@ use crate::kernels::softmax::{BLOCK, Block, Cached, PANEL};
 use crate::memory::StateType;
 use crate::mixers::layer::SlotState;
 
-/// Blocks are aligned to this many bytes, a cache line.
+/// Blocks are aligned to this many bytes, which is a cache line.
 const ALIGNMENT: usize = 64;
 
-/// Zeroed numbers that begin at a cache line.
+/// A zeroed buffer that starts at a cache line.
 #[derive(Debug)]
 pub(crate) struct Aligned<S> {
     numbers: Vec<S>,
@@ -25,19 +25,19 @@ pub(crate) struct Aligned<S> {
 impl<S: Cached> Aligned<S> {
     fn zeroed(len: usize) -> Self {
         let spare = ALIGNMENT / size_of::<S>();
-        // The system provides zeroed integers without touching them.
+        // The system provides zeroed memory for integers without touching it.
         let mut numbers = vec![S::default(); len + spare];
         let start = numbers.as_ptr().align_offset(ALIGNMENT).min(spare);
         advise_huge(&mut numbers[start..start + len]);
         Self { numbers, start, len }
     }
 
-    /// All numbers.
+    /// All elements.
     pub(crate) fn all(&self) -> &[S] {
         &self.numbers[self.start..][..self.len]
     }
 
-    /// All numbers, to be written.
+    /// All elements, mutably.
     pub(crate) fn all_mut(&mut self) -> &mut [S] {
         &mut self.numbers[self.start..][..self.len]
     }
@@ -55,13 +55,13 @@ pub(crate) enum Blocks {
 pub(crate) struct CacheShape {
     pub(crate) slots: usize,
     pub(crate) heads: usize,
-    /// Tokens of a slot.
+    /// Number of tokens per slot.
     pub(crate) window: usize,
     pub(crate) block: Block,
 }
 
 impl CacheShape {
-    /// Blocks of a slot, each with all heads.
+    /// Number of blocks per slot, each with all heads.
     pub(crate) fn blocks(self) -> usize {
         self.window.div_ceil(self.block.places)
     }
@@ -71,7 +71,7 @@ impl CacheShape {
         (slot * self.blocks() + block) * self.heads + head
     }
 
-    /// Places that hold a token after `tokens` tokens.
+    /// Number of places that hold a token after `tokens` tokens.
     pub(crate) fn filled(self, tokens: u64) -> usize {
         usize::try_from(tokens).unwrap_or(usize::MAX).min(self.window)
     }
@@ -125,12 +125,12 @@ impl CacheShape {
 pub struct Cache {
     pub(crate) blocks: Blocks,
     shape: CacheShape,
-    /// Places of each slot that a token has reached.
+    /// Number of places in each slot that a token has reached.
     used: Vec<usize>,
 }
 
 impl Cache {
-    /// Empty caches of the last `window` tokens; bfloat16 is rounded to the nearest.
+    /// Empty caches for the last `window` tokens. bfloat16 is rounded to nearest.
     pub fn zeros(slots: usize, heads: usize, window: usize, head_dim: usize, kind: StateType) -> Self {
         let block = Block { d: head_dim, places: BLOCK.min(window.next_multiple_of(PANEL)) };
         let shape = CacheShape { slots, heads, window, block };
@@ -147,7 +147,7 @@ impl Cache {
         self.shape
     }
 
-    /// Places of a slot that hold a token.
+    /// Number of places in a slot that hold a token.
     pub(crate) fn used(&self, slot: usize) -> usize {
         self.used[slot]
     }
@@ -157,7 +157,7 @@ impl Cache {
         self.used[slot] = self.shape.filled(tokens);
     }
 
-    /// Appends the numbers of one head: its keys (window, d) and its values (window, d), by place.
+    /// Appends the elements of one head: its keys (window, d) and its values (window, d), by place.
     pub(crate) fn read_head(&self, slot: usize, head: usize, out: &mut Vec<f32>) {
         match &self.blocks {
             Blocks::F32(all) => self.shape.read(all.all(), slot, head, self.used[slot], out),
@@ -167,7 +167,7 @@ impl Cache {
 
     /// Fills a slot with the keys and values of a source of at most `window` tokens.
     ///
-    /// kv: (tokens, stride); in each token the keys of all heads begin at number `at`, and their values follow
+    /// kv: (tokens, stride); in each token the keys of all heads start at element `at`, and their values follow
     pub(crate) fn fill(&mut self, slot: usize, kv: &[f32], stride: usize, at: usize) {
         self.reset(slot);
         let (shape, tokens) = (self.shape, kv.len() / stride);
@@ -178,7 +178,7 @@ impl Cache {
         }
     }
 
-    /// Makes a slot hold the places that `tokens` tokens reach, before their numbers are written.
+    /// Sets the places in use to those that `tokens` tokens reach, before their contents are written.
     pub(crate) fn hold(&mut self, slot: usize, tokens: u64) {
         let used = self.shape.filled(tokens);
         if used < self.used[slot] {
@@ -187,7 +187,7 @@ impl Cache {
         self.used[slot] = used;
     }
 
-    /// Sets the numbers of one head of a slot, in the places in use.
+    /// Sets the elements of one head of a slot, in the places in use.
     pub(crate) fn write_head(&mut self, slot: usize, head: usize, numbers: &[f32]) {
         let used = self.used[slot];
         match &mut self.blocks {
@@ -203,7 +203,7 @@ impl SlotState for Cache {
         self.shape.blocks() * self.shape.heads * self.shape.block.numbers() * width
     }
 
-    /// Memory that no token has reached is not touched.
+    /// Leaves memory that no token has reached untouched.
     fn reset(&mut self, slot: usize) {
         match &mut self.blocks {
             Blocks::F32(all) => self.shape.clear(all.all_mut(), slot, self.used[slot]),
@@ -216,7 +216,7 @@ impl SlotState for Cache {
         (0..self.shape.heads).for_each(|head| self.read_head(slot, head, out));
     }
 
-    /// Writes the places that `tokens` tokens reach.
+    /// Writes the places that a text of `tokens` tokens has filled.
     fn write(&mut self, slot: usize, numbers: &[f32], tokens: u64) {
         self.hold(slot, tokens);
         for (head, numbers) in numbers.chunks_exact(numbers.len() / self.shape.heads).enumerate() {

@@ -1,5 +1,5 @@
-//! Softmax attention to the last `sliding_window` tokens, with cached keys and values: the baseline that random feature
-//! attention is measured against, and the mixer of most published checkpoints.
+//! Softmax attention over the last `sliding_window` tokens, with cached keys and values: the baseline for random
+//! feature attention, and the mixer of most published checkpoints.
 
 pub mod attend;
 pub(crate) mod cache;
@@ -14,7 +14,7 @@ use crate::weights::{LoadError, TensorList, Weights};
 
 pub use cache::Cache;
 
-/// Attention to the cache; all tensors are those of the projections.
+/// The softmax mixer of a layer. It has no tensors of its own: all belong to the projections.
 #[derive(Debug)]
 pub(crate) struct Softmax {
     shape: attend::Shape,

@@ -28,24 +28,24 @@ pub(in crate::api) struct AuthContext {
 
 impl AuthContext {
     pub(super) fn new(key: Arc<Key>, permit: Option<OwnedSemaphorePermit>) -> Self {
-        // The name alone: a key that is replaced under its name keeps its sessions.
+        // Only the name counts: a key that is replaced under its name keeps its sessions.
         let digest = Sha256::new().chain_update("tidegate key\0").chain_update(key.name()).finalize();
         let mut owner = [0; 16];
         owner.copy_from_slice(&digest[..16]);
         Self { key, owner: Owner(owner), _permit: permit }
     }
 
-    /// The owner of what the request reads and creates.
+    /// Returns the owner of what the request reads and creates.
     pub(in crate::api) fn owner(&self) -> Owner {
         self.owner
     }
 
-    /// Whether the request's key is still among `keys` and may generate.
+    /// Whether `keys` still include the request's key, with all that it may do.
     pub(in crate::api) fn is_valid(&self, keys: &Keys) -> bool {
         keys.has(&self.key)
     }
 
-    /// Whom the engine counts the request's work for.
+    /// Returns the tenant that the engine counts the request's work for.
     fn tenant(&self) -> Tenant {
         Tenant { id: u128::from_le_bytes(self.owner.0), weight: self.key.weight() }
     }
@@ -54,14 +54,15 @@ impl AuthContext {
         self.key.has(Scope::Sessions)
     }
 
-    /// Most tokens that the texts of a request may have if it names no bound, after prompts of so many tokens: a part of
-    /// the quota, so that such a request does not exclude all others. `None` without a quota.
+    /// Returns the most tokens that the texts of a request may have if it sets no limit, after prompts of
+    /// `prompt_tokens`. This is a part of the quota, so that such a request does not shut out all others. `None`
+    /// without a quota.
     pub(in crate::api) fn default_tokens(&self, prompt_tokens: usize) -> Option<usize> {
         let most = self.key.quota().limits().tokens_per_minute?.get() as usize;
         Some((most / DEFAULT_PART).min(most.saturating_sub(prompt_tokens)))
     }
 
-    /// Uses tokens of the quota for work on a request that is refused; nothing if fewer are left.
+    /// Charges tokens to the quota for work on a request that is refused; charges nothing if fewer are left.
     pub(in crate::api) fn charge(self: Arc<Self>, tokens: usize) {
         let demand = Demand { texts: 1, prompt_tokens: tokens, max_tokens: 0, names: ["prompt", "max_tokens", "n"] };
         if let Ok(mut reservation) = self.reserve(&demand) {
@@ -79,10 +80,10 @@ impl AuthContext {
     }
 }
 
-/// The part of a minute's tokens, as a divisor, that a request gets if it names no bound.
+/// The divisor of a minute's tokens that gives the share of a request that sets no limit.
 const DEFAULT_PART: usize = 4;
 
-/// The most that a request may use, and the parameters that say so.
+/// The most that a request may use, and the parameters that determine it.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::api) struct Demand {
     pub(in crate::api) texts: usize,
@@ -163,12 +164,13 @@ impl Drop for Reservation {
     }
 }
 
-/// Whom the engine counts the work of the [`current`] request for: its key, or everybody when the server has no keys.
+/// Returns the tenant that the engine counts the work of the [`current`] request for: its key, or everybody if the
+/// server has no keys.
 pub(in crate::api) fn tenant() -> Tenant {
     current().map_or_else(Tenant::default, |context| context.tenant())
 }
 
-/// Reserves all that the [`current`] request may use; `None` when the server has no keys.
+/// Reserves all that the [`current`] request may use; returns `None` if the server has no keys.
 pub(in crate::api) fn reserve(demand: &Demand) -> Result<Option<Reservation>, ApiError> {
     current().map(|context| context.reserve(demand)).transpose()
 }
@@ -178,7 +180,7 @@ pub(super) async fn with<F: Future>(context: Arc<AuthContext>, request: F) -> F:
     CONTEXT.scope(context, request).await
 }
 
-/// The context of the request that this task serves; `None` when the server has no keys. A task-local, so that no
+/// Returns the context of the request that this task serves; `None` if the server has no keys. A task-local, so that no
 /// format has to pass it down.
 pub(in crate::api) fn current() -> Option<Arc<AuthContext>> {
     CONTEXT.try_with(Arc::clone).ok()

@@ -1,4 +1,4 @@
-//! API keys: how they are configured, and how the server keeps them, by their digests alone.
+//! API keys: how they are configured, and how the server keeps only their digests.
 
 use std::collections::{HashMap, HashSet};
 use std::num::NonZeroU32;
@@ -21,7 +21,7 @@ const LONGEST_NAME: usize = 64;
 /// Largest weight of a key.
 const HEAVIEST: u32 = 1000;
 
-/// Most keys: every request compares with each of them.
+/// Most keys. The number is limited because every request compares with each of them.
 const MOST: usize = 10_000;
 
 /// Why keys cannot be used. No message repeats any part of a key.
@@ -46,7 +46,7 @@ pub enum KeysError {
     /// A key is not valid.
     #[error("{place}: {message}")]
     Key {
-        /// Where the key stands: an entry of the file, or a flag.
+        /// Where the key is given: an entry of the file, or a flag.
         place: String,
         /// What is wrong with it.
         message: String,
@@ -81,7 +81,7 @@ pub(super) struct Key {
     name: String,
     digest: [u8; 32],
     scopes: Vec<Scope>,
-    /// The models that it may use.
+    /// The models that the key may use.
     pub(super) models: ModelScope,
     quota: Arc<QuotaState>,
     /// Its share of the engine, relative to other keys.
@@ -130,7 +130,7 @@ impl ActiveKeys {
 }
 
 impl Keys {
-    /// The keys of a JSON file, and the keys in `given`, which have every scope and no quota; `None` without either.
+    /// Loads the keys of a JSON file, and those in `given`, which have every scope and no quota; `None` without either.
     ///
     /// # Errors
     /// The file cannot be read, or one of the keys is not valid.
@@ -174,25 +174,25 @@ impl Keys {
         Ok(Self(keys.into_iter().map(Arc::new).collect()))
     }
 
-    /// The number of keys.
+    /// Returns the number of keys.
     #[expect(clippy::len_without_is_empty, reason = "there is at least one")]
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether `key` is one of them: the same secret under the same name, and with all that it might do.
+    /// Whether these include `key`: the same secret under the same name, with at least the same scopes and models.
     pub(super) fn has(&self, key: &Key) -> bool {
         let same = |other: &Arc<Key>| other.name == key.name && other.digest == key.digest;
         let may = |it: &Arc<Key>| key.scopes.iter().all(|scope| it.has(*scope)) && it.models.include(&key.models);
         self.0.iter().any(|other| same(other) && may(other))
     }
 
-    /// The number of keys that may generate text.
+    /// Returns the number of keys that may generate text.
     pub(in crate::api) fn generating(&self) -> usize {
         self.0.iter().filter(|key| key.has(Scope::Generate)).count()
     }
 
-    /// These keys, with the counts of the keys in `old` that have the same name and quota.
+    /// Returns these keys, with the counts of the keys in `old` that have the same name and quota.
     pub(super) fn keeping_counts(self, old: &Self) -> Self {
         let known: HashMap<&str, &Arc<Key>> = old.0.iter().map(|key| (key.name.as_str(), key)).collect();
         let same = |key: &Arc<Key>| {
@@ -244,7 +244,7 @@ impl KeyEntry {
     }
 }
 
-/// The digest of a key that is given in plain text or as a digest.
+/// Returns the digest of a key that is given in plain text or as a digest.
 fn digest(key: Option<&str>, sha256: Option<&str>) -> Result<[u8; 32], String> {
     match (key, sha256) {
         (Some(key), None) if key.len() < SHORTEST => {
@@ -281,7 +281,7 @@ fn parse(text: &[u8]) -> Result<Vec<KeyEntry>, KeysError> {
     Ok(form.keys)
 }
 
-/// An error's message without its line and column.
+/// Returns an error's message without its line and column.
 fn without_position(error: &serde_json::Error) -> String {
     let words = error.to_string();
     words.rsplit_once(" at line ").map_or(words.as_str(), |(words, _)| words).to_owned()

@@ -25,7 +25,7 @@ pub(in crate::api) struct Auth {
     pub(in crate::api) access: &'static BTreeMap<String, Access>,
 }
 
-/// Passes on the requests that are allowed and answers all others.
+/// Middleware that passes on the requests that are allowed and refuses all others.
 pub(in crate::api) async fn authorize(State(auth): State<Auth>, request: Request, next: Next) -> Response {
     let Some(keys) = auth.state.api_keys().get() else {
         let headers = request.headers().clone();
@@ -52,7 +52,7 @@ pub(in crate::api) async fn authorize(State(auth): State<Auth>, request: Request
     response
 }
 
-/// The key of a request, if it has access to the route.
+/// Returns the key of a request, if the key has access to the route.
 fn authenticate<'k>(keys: &'k Keys, headers: &HeaderMap, access: Access) -> Result<&'k Arc<Key>, Box<Response>> {
     let Some(given) = credential(headers) else {
         let message = "an API key is required: `Authorization: Bearer KEY` or `x-api-key: KEY`";
@@ -80,7 +80,7 @@ fn refusal(status: StatusCode, code: &'static str, message: &str, challenge: &st
     response
 }
 
-/// The answer to a request over its key's quota.
+/// Creates the response to a request over its key's quota.
 fn quota_exceeded(key: &Key, exceeded: &QuotaExceeded) -> Response {
     let mut response = ApiError::rate_limit("rate_limit_exceeded", exceeded.message()).into_response();
     let headers = response.headers_mut();

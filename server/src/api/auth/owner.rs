@@ -1,4 +1,4 @@
-//! The owner of what a request creates: requests with the same key, or the same bearer token, share it.
+//! The owner of what a request creates. Requests with the same key, or the same bearer token, have the same owner.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -12,8 +12,8 @@ use sha2::{Digest, Sha256};
 use super::context;
 use crate::session::Owner;
 
-/// Extracts the owner. With API keys it follows from the key's name. Without them it is a digest of the credential,
-/// which is not stored, and all requests without a credential share one owner.
+/// Extracts the owner of a request. With API keys, it is derived from the key's name. Without them, it is a digest of
+/// the credential, which is not stored, and all requests without a credential share one owner.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::api) struct Caller(pub(in crate::api) Owner);
 
@@ -37,12 +37,12 @@ pub(super) async fn with<F: Future>(headers: &HeaderMap, request: F) -> F::Outpu
     OWNER.scope(of_credential(headers), request).await
 }
 
-/// The owner of the request that this task serves, with which it takes its turns at what all requests share.
+/// Returns the owner of the request that this task serves, in whose name it takes turns at shared resources.
 pub(in crate::api) fn current() -> Owner {
     context::current().map_or_else(|| OWNER.try_with(|owner| *owner).unwrap_or_default(), |context| context.owner())
 }
 
-/// The owner of a request without a key: a digest of its credential.
+/// Returns the owner of a request without a key: a digest of its credential.
 fn of_credential(headers: &HeaderMap) -> Owner {
     let Some(token) = credential(headers) else { return Owner::default() };
     let digest = Sha256::new().chain_update("tidegate owner\0").chain_update(token).finalize();
@@ -51,8 +51,8 @@ fn of_credential(headers: &HeaderMap) -> Owner {
     Owner(owner)
 }
 
-/// The credential of a request: the bearer token or other content of `Authorization`, or else `x-api-key`, which
-/// Anthropic's clients send.
+/// Returns the credential of a request: the bearer token or other content of `Authorization`, or else `x-api-key`,
+/// which Anthropic's clients send.
 pub(super) fn credential(headers: &HeaderMap) -> Option<&[u8]> {
     let Some(value) = headers.get(AUTHORIZATION) else { return headers.get("x-api-key").map(HeaderValue::as_bytes) };
     let value = value.as_bytes();

@@ -1,7 +1,7 @@
 //! Quotas of a key: requests per minute, tokens per minute, and concurrent requests.
 //!
-//! Requests are counted on arrival. Once a request for text is validated, the tokens that it may use at most are reserved,
-//! and it counts as many times as it has texts; what it has not used is given back when it ends. So a running request is
+//! Requests are counted on arrival. Once a request for text is validated, the most tokens that it may use are reserved,
+//! and it counts once for each of its texts. What it has not used is given back when it ends. So a running request is
 //! never cut short, and a key never gets more than its quota.
 
 use std::num::NonZeroU32;
@@ -56,7 +56,7 @@ impl TokenBucket {
         self.balance
     }
 
-    /// Takes tokens, if there are as many.
+    /// Takes tokens if there are enough; returns whether there were.
     fn take(&mut self, tokens: usize, now: Instant) -> bool {
         let enough = self.balance(now) >= tokens as f64;
         if enough {
@@ -112,7 +112,7 @@ pub(super) enum Shortage {
     TokensNow(u32, Duration),
 }
 
-/// Limit, remaining requests and time until a full refill, when the request was counted; `None` without a limit.
+/// Limit, remaining requests and time until a full refill, as of when the request was counted; `None` without a limit.
 #[derive(Clone, Copy, Default)]
 pub(super) struct RequestCount(Option<(u32, u32, Duration)>);
 
@@ -177,8 +177,8 @@ impl QuotaState {
         }
     }
 
-    /// Reserves `tokens` for a request of `texts`, the first of which [`Self::admit`] has counted. The permits are those of
-    /// the others.
+    /// Reserves `tokens` for a request of `texts` texts, the first of which [`Self::admit`] has counted. The permits
+    /// returned are those of the other texts.
     pub(super) fn reserve(&self, texts: usize, tokens: usize) -> Result<Option<OwnedSemaphorePermit>, Shortage> {
         let permits = match (&self.permits, self.quota.concurrent_requests) {
             (Some(permits), Some(most)) => {
@@ -223,7 +223,7 @@ impl QuotaState {
     }
 }
 
-/// Seconds to wait for `time` to pass, at least 1.
+/// Returns the seconds to wait for `time` to pass, at least 1.
 pub(super) fn seconds(time: Duration) -> u64 {
     time.as_nanos().div_ceil(1_000_000_000).clamp(1, u128::from(u64::MAX)) as u64
 }
@@ -237,7 +237,7 @@ fn write(headers: &mut HeaderMap, names: [&str; 3], limit: u32, remaining: u32, 
     }
 }
 
-/// A duration as in OpenAI's headers: `350ms`, `8s`, `1m4s`; rounded up.
+/// Formats a duration as in OpenAI's headers: `350ms`, `8s`, `1m4s`; rounded up.
 fn duration(time: Duration) -> String {
     if time < Duration::from_secs(1) {
         return format!("{}ms", time.as_micros().div_ceil(1000));
@@ -258,8 +258,8 @@ mod tests {
 
     const MINUTE_TOKENS: usize = 1_000_000;
 
-    /// Requests that each reserve `each` tokens, use some and give the rest back. Refilling what a mistake would cost takes
-    /// most of a minute, so that the clock hides none.
+    /// Runs requests that each reserve `each` tokens, use some and give the rest back. Refilling what a bug would lose
+    /// takes most of a minute, so that the clock cannot hide it.
     fn overlap(each: usize) {
         const SPENT: usize = 20_000;
         let [minute, two] = [MINUTE_TOKENS as u32, 2].map(NonZeroU32::new);

@@ -45,7 +45,7 @@ impl ModelScope {
         self.0.as_ref().is_none_or(|names| names.iter().any(|name| name == model))
     }
 
-    /// Whether these are all models of `other`, or more.
+    /// Whether these models include all those of `other`.
     pub(super) fn include(&self, other: &Self) -> bool {
         match (&self.0, &other.0) {
             (None, _) => true,
@@ -67,7 +67,7 @@ pub enum Access {
 }
 
 impl Access {
-    /// The access that a request with `method` needs: public paths are public to read.
+    /// Returns the access that a request with `method` needs: public paths are public to read.
     pub(super) fn with_method(self, method: &Method) -> Self {
         match self {
             Self::Public if ![Method::GET, Method::HEAD].contains(method) => Self::AnyKey,

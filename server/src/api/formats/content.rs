@@ -1,11 +1,11 @@
-//! The content of a message: a text, or parts of text.
+//! The content of a message: a string, or an array of text parts.
 
 use serde::Deserialize;
 use utoipa::ToSchema;
 
 use crate::api::error::ApiError;
 
-/// A string, or parts of text.
+/// A string, or an array of text parts.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(untagged, expecting = "expected a string or an array of text parts")]
 pub(in crate::api) enum Content {
@@ -25,7 +25,7 @@ pub(in crate::api) struct Part {
 }
 
 impl Content {
-    /// The whole text. `param` is the field's name.
+    /// Joins the parts into one text. `param` is the field's name.
     pub(super) fn text(self, param: &str) -> Result<String, ApiError> {
         let text = |part: Part| match part.text {
             Some(text) if matches!(part.kind.as_str(), "text" | "input_text" | "output_text") => Ok(text),

@@ -1,7 +1,8 @@
-//! Errors in the format of their path: each client reads its own.
+//! Middleware that writes errors in the format of the request's path, so that each client gets the format that it
+//! reads.
 //!
-//! An [`ApiError`] travels with its response. This middleware writes it in the format of the path, so that errors of
-//! other middleware have that format, too.
+//! An [`ApiError`] travels with its response. This middleware rewrites the body in the format of the path, so that
+//! errors of other middleware have that format, too.
 
 use axum::Json;
 use axum::extract::Request;
@@ -12,7 +13,7 @@ use axum::response::{IntoResponse, Response};
 use super::{anthropic, llamacpp};
 use crate::api::error::ApiError;
 
-/// The formats of errors.
+/// A format of error bodies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ErrorFormat {
     OpenAi,
@@ -31,7 +32,8 @@ impl ErrorFormat {
     }
 }
 
-/// Runs a request, and writes its error in the format of its path. To be the outermost middleware that can see errors.
+/// Runs a request, and writes its error in the format of its path. Must be the outermost middleware that can see
+/// errors.
 pub(in crate::api) async fn in_format_of_path(request: Request, next: Next) -> Response {
     let format = ErrorFormat::of(request.uri().path());
     let mut response = next.run(request).await;
@@ -52,7 +54,7 @@ pub(in crate::api) async fn in_format_of_path(request: Request, next: Next) -> R
     }
 }
 
-/// The same response with the body of `answer`.
+/// Returns `response` with its body, content type and length replaced by those of `answer`.
 fn with_body(response: Response, mut answer: Response) -> Response {
     let (parts, _) = response.into_parts();
     *answer.status_mut() = parts.status;

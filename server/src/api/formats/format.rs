@@ -1,4 +1,4 @@
-//! What every wire format of requests for text implements, and the handler that they share.
+//! The trait that every wire format of text requests implements, and the handler that the formats share.
 
 use std::sync::Arc;
 
@@ -24,33 +24,33 @@ use crate::api::run::{self, RunOptions, sink, version};
 use crate::api::state::{AppState, Served};
 use crate::session::Owner;
 
-/// How often a replayed stream has the text of its response, which is there as well: `/v1/responses` has it in a delta and
-/// in four events at its end.
+/// How many copies of a response's text a replayed stream holds in memory: the stored body, and in `/v1/responses` a
+/// delta and the four last events.
 const REPLAYED_COPIES: usize = 6;
 
-/// A request body, converted.
+/// A converted request body.
 pub(in crate::api) struct Converted<O> {
     pub(in crate::api) request: TextRequest,
     pub(in crate::api) session: SessionParameters,
     pub(in crate::api) stream: bool,
     /// The fields that have no effect.
     pub(in crate::api) ignored: Ignored,
-    /// What the encoder needs to know of the body.
+    /// What the encoder needs to know about the body.
     pub(in crate::api) options: O,
 }
 
 /// A wire format, implemented by the type of its request bodies.
 pub(in crate::api) trait Format: DeserializeOwned + Send + 'static {
-    /// What the encoder needs to know of a body.
+    /// What the encoder needs to know about a body.
     type Options: Send + 'static;
 
-    /// The path, which an idempotency key is tied to; none if the format has no such keys.
+    /// The path, which an idempotency key is tied to; `None` if the format takes no such keys.
     const IDEMPOTENT_PATH: Option<&'static str> = None;
 
     /// Refuses what the format does not support, and converts the rest.
     fn convert(self, served: &Served) -> Result<Converted<Self::Options>, ApiError>;
 
-    /// What the request continues.
+    /// Finds what the request continues.
     fn continuation(
         _options: &mut Self::Options,
         session: SessionParameters,
@@ -62,16 +62,16 @@ pub(in crate::api) trait Format: DeserializeOwned + Send + 'static {
         Continuation::find(session, state, served, owner, headers)
     }
 
-    /// The encoder of the response. With `collect`, [`EventEncoder::body`] will be asked for.
+    /// Creates the encoder of the response. With `collect`, [`EventEncoder::body`] may be called at the end.
     fn encoder(options: Self::Options, request: &ValidRequest, collect: bool) -> Box<dyn EventEncoder>;
 
-    /// The stream for a retry of a request whose response had this body.
+    /// Returns the events of a stream that repeats a response with this body, for a retry of its request.
     fn replay(_options: &Self::Options, _body: &str) -> Vec<StreamEvent> {
         Vec::new()
     }
 }
 
-/// Handles a request for text.
+/// Handles a text request.
 pub(in crate::api) async fn generate<F: Format>(
     State(state): State<AppState>,
     Caller(owner): Caller,
@@ -82,7 +82,7 @@ pub(in crate::api) async fn generate<F: Format>(
     respond::<F>(state, owner, (headers, body), None).await
 }
 
-/// Carries a request out again that another server has begun and recorded.
+/// Runs a request again that another server has begun and recorded.
 pub(in crate::api) async fn repeat<F: Format>(
     state: AppState,
     owner: Owner,
@@ -147,7 +147,7 @@ async fn respond<F: Format>(
         request.begun = recorded.begun().await?;
     }
     let collect = !stream || ticket.is_some();
-    // The encoder too: it may turn a long prompt of ids into text.
+    // The encoder is created here, too, because it may decode a long prompt of token ids into text.
     let auth = context::current();
     let request = TextRequest { collected: collect, streamed: stream, ..request };
     let validating = run_blocking(&state, bytes, move || {

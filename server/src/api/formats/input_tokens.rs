@@ -1,5 +1,5 @@
-//! How many tokens a request would read, without generating: OpenAI's `/v1/responses/input_tokens`, and llama.cpp's route
-//! of the same kind for chat. `/v1/messages/count_tokens` is Anthropic's.
+//! Counts the tokens that a request would read, without generating: OpenAI's `/v1/responses/input_tokens`, and
+//! llama.cpp's similar route for chat. The `anthropic` module has `/v1/messages/count_tokens`.
 
 use std::sync::Arc;
 
@@ -35,11 +35,11 @@ literals!(InputTokensKind = "response.input_tokens");
 pub(in crate::api) struct InputTokens {
     #[schema(inline)]
     object: InputTokensKind,
-    /// With `previous_response_id`, those of the conversation that is continued are among them.
+    /// With `previous_response_id`, this includes the tokens of the conversation that is continued.
     input_tokens: u64,
 }
 
-/// The fields of a request for chat that make up the prompt.
+/// The fields of a chat request that make up the prompt.
 pub(in crate::api) struct ChatTokensRequest;
 
 impl utoipa::PartialSchema for ChatTokensRequest {
@@ -71,7 +71,7 @@ impl ToSchema for ResponseTokensRequest {}
 
 /// Count the tokens of messages
 ///
-/// Takes the body of a request for chat. What concerns the answer alone has no effect.
+/// Takes the body of a chat request. Fields that concern only the answer have no effect.
 #[utoipa::path(
     post,
     path = "/v1/chat/completions/input_tokens",
@@ -95,7 +95,7 @@ pub(in crate::api) async fn of_chat(
 
 /// Count the tokens of a response's input
 ///
-/// Takes the body of a request for a response. What concerns the answer alone has no effect.
+/// Takes the body of a request for a response. Fields that concern only the answer have no effect.
 #[utoipa::path(
     post,
     path = "/v1/responses/input_tokens",
@@ -125,7 +125,8 @@ pub(in crate::api) async fn of_response(
     Ok(answer(counting.await?))
 }
 
-/// The tokens that a request would read after `base`, and those of `base`.
+/// Counts the tokens of `base` and those that a request would read after it. Also returns the fields that have no
+/// effect.
 fn count<F: Format>(wire: F, served: &Served, base: Option<&Snapshot>) -> Result<(u64, Ignored), ApiError> {
     let Converted { request, session, ignored, .. } = wire.convert(served)?;
     let continues = [("session", session.session.is_some()), ("state", session.state.is_some())];

@@ -1,4 +1,4 @@
-//! Bodies of JSON: how they are received and parsed.
+//! Receives and parses JSON bodies.
 
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
@@ -9,10 +9,10 @@ use super::numbers;
 use super::wording::complaint;
 use crate::api::error::ApiError;
 
-/// Nesting of objects and arrays that serde_json accepts.
+/// The deepest nesting of objects and arrays that `serde_json` accepts.
 const MAX_DEPTH: usize = 127;
 
-/// The body of a request, which must be declared as JSON.
+/// Returns the body of a request, which must be declared as JSON.
 pub(in crate::api) fn body(
     headers: &HeaderMap,
     body: Result<Bytes, BytesRejection>,
@@ -25,7 +25,7 @@ pub(in crate::api) fn body(
     })
 }
 
-/// Refuses a body of `length` bytes that [`body`] would refuse once it had arrived.
+/// Refuses a body of `length` bytes before it arrives, if [`body`] would refuse it afterwards.
 pub(in crate::api) fn check_declared(
     headers: &HeaderMap,
     length: usize,
@@ -48,12 +48,12 @@ fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
     check_encoding(headers)
 }
 
-/// The length that the head of a request declares for its body.
+/// Returns the length that a request's headers declare for its body.
 pub(in crate::api) fn declared_length(headers: &HeaderMap) -> Option<usize> {
     headers.get(header::CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }
 
-/// Refuses bodies that are compressed.
+/// Refuses compressed bodies.
 pub(in crate::api) fn check_encoding(headers: &HeaderMap) -> Result<(), ApiError> {
     let encoding = headers.get(header::CONTENT_ENCODING).map(|value| value.to_str().unwrap_or("of this name"));
     match encoding.filter(|encoding| !encoding.trim().eq_ignore_ascii_case("identity")) {
@@ -65,8 +65,8 @@ pub(in crate::api) fn check_encoding(headers: &HeaderMap) -> Result<(), ApiError
     }
 }
 
-/// Parses a body, with an error that names the invalid field. In JSON Schema `8.0` is an integer, which serde refuses: a
-/// body that cannot be parsed is parsed again with `8` in its place.
+/// Parses a body; an error names the invalid field. In JSON Schema `8.0` is an integer, but serde refuses it: a body
+/// that cannot be parsed is parsed again with `8` in its place.
 pub(in crate::api) fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
     parse_strictly(body).or_else(|error| numbers::whole(body).map_or(Err(error), |body| parse_strictly(&body)))
 }
@@ -75,7 +75,7 @@ fn parse_strictly<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
     if body.trim_ascii().is_empty() {
         return Err(ApiError::invalid(None, "the body is empty; it must be a JSON object"));
     }
-    // Serde would read an array as the fields in their order.
+    // Serde would read the items of an array as the fields in their order.
     if body.trim_ascii_start().first() == Some(&b'[') {
         return Err(ApiError::invalid(None, "the body must be a JSON object, found an array"));
     }
@@ -96,12 +96,12 @@ fn field_error(error: &serde_path_to_error::Error<serde_json::Error>, body: &[u8
         serde_path_to_error::Segment::Map { key } => Some(key.as_str()),
         _ => None,
     });
-    // serde_json has no error code for its own bound.
+    // `serde_json` has no error code for its own limit.
     if error.inner().to_string().starts_with("recursion limit exceeded") {
         return ApiError::invalid(field, format!("the body must be nested at most {MAX_DEPTH} levels deep"));
     }
     let place = field.map_or_else(|| "the body".to_owned(), |_| error.path().to_string());
-    // Where a word is expected, serde_json takes a value of another type for an error of syntax.
+    // Where the name of a variant is expected, `serde_json` reports a value of another type as a syntax error.
     let wants_word = error.inner().to_string().starts_with("expected value");
     if wants_word && serde_json::from_slice::<IgnoredAny>(body).is_ok() {
         return ApiError::invalid(field, format!("{place} must be a string"));

@@ -30,7 +30,7 @@ mod tests {
     use super::openai::wire::StreamOptions;
     use super::{anthropic, chat, completions, llamacpp, responses, tokens};
 
-    /// The fields that a type is parsed into: those that its debug output names.
+    /// Returns the fields that a type is parsed into, as its debug output names them.
     fn parsed<T: DeserializeOwned + Debug>() -> BTreeSet<String> {
         let text = format!("{:#?}", serde_json::from_str::<T>("{}").unwrap());
         let field = |line: &str| Some(line.strip_prefix("    ")?.split_once(": ")?.0.to_owned());

@@ -1,11 +1,12 @@
-//! Integers written with a fraction of zero: `8.0` is the number 8.
+//! Rewrites numbers such as `8.0` and `1e3` as the integers that they stand for.
 
 use serde::de::IgnoredAny;
 
-/// Below this, every integer is a float of its own. Beyond it, the text may have meant a different integer.
+/// The limit below which floats represent all integers exactly. Beyond it, the text may have meant a different integer.
 const LIMIT: f64 = 9_007_199_254_740_992.0;
 
-/// `body` with its whole floats as integers, and otherwise byte for byte; none if it has no such floats or is not JSON.
+/// Returns `body` with its whole floats as integers, and otherwise byte for byte; `None` if it has no such floats or is
+/// not JSON.
 pub(super) fn whole(body: &[u8]) -> Option<Vec<u8>> {
     serde_json::from_slice::<IgnoredAny>(body).ok()?;
     let (mut out, mut rest, mut changed) = (Vec::with_capacity(body.len()), body, false);
@@ -28,7 +29,7 @@ pub(super) fn whole(body: &[u8]) -> Option<Vec<u8>> {
     changed.then_some(out)
 }
 
-/// The bytes of the string that `text` begins with, quotes included.
+/// Returns the length in bytes of the string that `text` begins with, quotes included.
 fn string(text: &[u8]) -> usize {
     let mut at = 1;
     while let Some(byte) = text.get(at) {
@@ -41,7 +42,7 @@ fn string(text: &[u8]) -> usize {
     text.len()
 }
 
-/// The integer that a float stands for; none of other texts.
+/// Returns the integer that a float stands for; `None` for all other tokens.
 fn integer(token: &[u8]) -> Option<i64> {
     let text = str::from_utf8(token).ok().filter(|text| text.contains(['.', 'e', 'E']))?;
     let float: f64 = text.parse().ok()?;

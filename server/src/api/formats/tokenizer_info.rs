@@ -1,4 +1,4 @@
-//! `GET /tokenizer_info`: what clients of vLLM ask of the tokenizer.
+//! `GET /tokenizer_info`: what vLLM's clients ask about the tokenizer.
 
 use axum::Json;
 use serde::Serialize;
@@ -8,12 +8,12 @@ use crate::api::error::ApiError;
 use crate::api::openapi::Error;
 use crate::api::select::Model;
 
-/// The tokenizer, as clients of vLLM ask for it.
+/// Properties of the tokenizer, in vLLM's format.
 #[derive(Serialize, ToSchema)]
 pub(in crate::api) struct TokenizerInfo {
-    /// The name of Hugging Face's class for any tokenizer of this kind.
+    /// The name of Hugging Face's generic class for tokenizers of this kind.
     tokenizer_class: &'static str,
-    /// The longest prompt and answer together, in tokens.
+    /// The maximum length of a prompt and its answer together, in tokens.
     model_max_length: usize,
     #[schema(required)]
     bos_token: Option<String>,

@@ -1,5 +1,5 @@
-//! Texts to tokens and back, without the model: `/tokenize`, `/detokenize` and `/apply-template`, in the formats of
-//! llama.cpp and vLLM. The field that is given says which.
+//! Converts texts to tokens and back, without running the model: `/tokenize`, `/detokenize` and `/apply-template`, in
+//! the formats of llama.cpp and vLLM. The fields in the body show which format is meant.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -28,16 +28,16 @@ use crate::api::run::encoder::to_json;
 use crate::api::state::{AppState, Served};
 use crate::text::Around;
 
-/// A request for the tokens of a text, which is exactly one of `content`, `prompt` and `messages`.
+/// A request to tokenize a text, which is given in exactly one of `content`, `prompt` and `messages`.
 #[derive(Debug, Deserialize, ToSchema)]
 pub(in crate::api) struct TokenizeRequest {
     /// The model's name, as in `/v1/models`. Default: the one that is served.
     model: Option<String>,
     /// A text, in llama.cpp's format.
     content: Option<String>,
-    /// Whether the tokens that begin every text come before `content`. Default: false.
+    /// Whether to add the special tokens that begin every text before `content`. Default: false.
     add_special: Option<bool>,
-    /// Whether the names of special tokens in `content` mean those tokens. Default: true.
+    /// Whether to read the names of special tokens in `content` as those tokens. Default: true.
     parse_special: Option<bool>,
     /// Whether to list each token with its text. Default: false.
     with_pieces: Option<bool>,
@@ -46,19 +46,19 @@ pub(in crate::api) struct TokenizeRequest {
     /// A conversation, in vLLM's format.
     #[schema(min_items = 1, max_items = 10_000)]
     messages: Option<Vec<ChatMessage>>,
-    /// Whether the tokens that begin every text come before `prompt`; not with `messages`. Default: true.
+    /// Whether to add the special tokens that begin every text before `prompt`; not with `messages`. Default: true.
     add_special_tokens: Option<bool>,
-    /// Whether the beginning of an answer follows the messages. Default: true, unless `continue_final_message` is.
+    /// Whether the prompt ends with the beginning of an answer. Default: true, unless `continue_final_message` is true.
     add_generation_prompt: Option<bool>,
-    /// Whether the answer continues the last message, which must be a text of the assistant's. Default: false.
+    /// Whether the answer continues the last message, which must be a text from the assistant. Default: false.
     continue_final_message: Option<bool>,
-    /// Further variables for the checkpoint's chat template.
+    /// Additional variables for the checkpoint's chat template.
     #[schema(value_type = Option<Object>)]
     chat_template_kwargs: Option<Map<String, Value>>,
     /// Functions that the answer may call.
     #[schema(value_type = Option<tools::ToolsField>)]
     tools: Option<Value>,
-    /// `none` if the answer may not call the tools, which the template then does not get. Default: `auto`.
+    /// With `none`, the answer may not call the tools, and the template does not get them. Default: `auto`.
     #[schema(value_type = Option<tools::ToolChoiceField>)]
     tool_choice: Option<Value>,
     /// Whether to list the names of the tokens. Default: false.
@@ -68,7 +68,7 @@ pub(in crate::api) struct TokenizeRequest {
     rest: BTreeMap<String, Value>,
 }
 
-/// A request for the text of tokens.
+/// A request to turn tokens into text.
 #[derive(Debug, Deserialize, ToSchema)]
 pub(in crate::api) struct DetokenizeRequest {
     /// The model's name, as in `/v1/models`. Default: the one that is served.
@@ -80,24 +80,24 @@ pub(in crate::api) struct DetokenizeRequest {
     rest: BTreeMap<String, Value>,
 }
 
-/// A request for the text of messages.
+/// A request to apply the chat template to messages.
 #[derive(Debug, Deserialize, ToSchema)]
 pub(in crate::api) struct TemplateRequest {
     /// The model's name, as in `/v1/models`. Default: the one that is served.
     model: Option<String>,
     #[schema(required, nullable = false, min_items = 1, max_items = 10_000)]
     messages: Option<Vec<ChatMessage>>,
-    /// Whether the beginning of an answer follows the messages. Default: true, unless `continue_final_message` is.
+    /// Whether the prompt ends with the beginning of an answer. Default: true, unless `continue_final_message` is true.
     add_generation_prompt: Option<bool>,
-    /// Whether the answer continues the last message, which must be a text of the assistant's. Default: false.
+    /// Whether the answer continues the last message, which must be a text from the assistant. Default: false.
     continue_final_message: Option<bool>,
-    /// Further variables for the checkpoint's chat template.
+    /// Additional variables for the checkpoint's chat template.
     #[schema(value_type = Option<Object>)]
     chat_template_kwargs: Option<Map<String, Value>>,
     /// Functions that the answer may call.
     #[schema(value_type = Option<tools::ToolsField>)]
     tools: Option<Value>,
-    /// `none` if the answer may not call the tools, which the template then does not get. Default: `auto`.
+    /// With `none`, the answer may not call the tools, and the template does not get them. Default: `auto`.
     #[schema(value_type = Option<tools::ToolChoiceField>)]
     tool_choice: Option<Value>,
     #[serde(flatten)]
@@ -121,7 +121,7 @@ enum Text<'a> {
     Bytes(&'a [u8]),
 }
 
-/// A token: its id, or with `with_pieces` an object.
+/// A token: its id, or with `with_pieces` an object with the id and the text.
 #[derive(Serialize, ToSchema)]
 #[serde(untagged)]
 #[schema(as = TokenOfText)]
@@ -130,18 +130,18 @@ enum Token<'a> {
     Piece(Piece<'a>),
 }
 
-/// Tokens for clients of llama.cpp, which read `tokens` alone, and of vLLM.
+/// The tokens of a text. llama.cpp's clients read only `tokens`; the other fields are for vLLM's clients.
 #[derive(Serialize, ToSchema)]
 pub(in crate::api) struct Tokenized<'a> {
     count: usize,
-    /// The longest prompt and answer together, in tokens.
+    /// The maximum length of a prompt and its answer together, in tokens.
     max_model_len: usize,
     tokens: Vec<Token<'a>>,
     #[schema(required)]
     token_strs: Option<Vec<String>>,
 }
 
-/// A text for clients of llama.cpp, which read `content`, and of vLLM, which read `prompt`.
+/// The text of tokens. llama.cpp's clients read `content`, vLLM's clients `prompt`.
 #[derive(Serialize, ToSchema)]
 pub(in crate::api) struct Detokenized<'a> {
     content: &'a str,
@@ -280,7 +280,8 @@ async fn answer(
     Ok(ignored.list(([(header::CONTENT_TYPE, "application/json")], answer).into_response()))
 }
 
-/// Refuses another model, and unsupported fields that would change the answer. Returns the fields that have no effect.
+/// Refuses the name of another model, and unsupported fields that would change the answer. Returns the fields that have
+/// no effect.
 fn check(model: Option<&str>, rest: &BTreeMap<String, Value>, served: &Served) -> Result<Ignored, ApiError> {
     if let Some(model) = model {
         served.check_name(model, Some("model"))?;
@@ -288,7 +289,7 @@ fn check(model: Option<&str>, rest: &BTreeMap<String, Value>, served: &Served) -
     unsupported::check_only(rest, &["chat_template", "documents"])
 }
 
-/// The ids, and the name of the field that they come from.
+/// Returns the token ids, and the name of the field that they come from.
 fn ids(wire: &mut TokenizeRequest, served: &Served) -> Result<(Vec<u32>, &'static str), ApiError> {
     let tools = tools::read(wire.tools.take(), wire.tool_choice.take(), None)?;
     let (text, around, param) = match (&wire.content, &wire.prompt) {
@@ -322,7 +323,7 @@ fn ids(wire: &mut TokenizeRequest, served: &Served) -> Result<(Vec<u32>, &'stati
     Ok((encode_up_to(served.limits.max_prompt_tokens, &text, around, param, served)?, param))
 }
 
-/// The text of messages.
+/// Renders messages with the chat template.
 fn rendered(
     given: Vec<ChatMessage>,
     template: TemplateFields,

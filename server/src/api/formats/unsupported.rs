@@ -1,4 +1,4 @@
-//! Fields of a body that its format does not read: those that would change the answer are refused by name, because
+//! Handles body fields that the format does not read: those that would change the answer are refused by name, because
 //! ignoring one would answer a different question; all others are ignored, and listed in the response.
 
 use std::collections::BTreeMap;
@@ -12,8 +12,8 @@ use utoipa::openapi::{RefOr, Schema};
 
 use crate::api::error::ApiError;
 
-/// Fields of OpenAI, Anthropic, vLLM, llama.cpp and this server that would change an answer, and the values besides null
-/// that ask for nothing. A format reads those that it supports, and refuses the others. Sorted by name.
+/// Fields of OpenAI, Anthropic, vLLM, llama.cpp and this server that would change an answer, each with the values
+/// besides null that have no effect. A format reads those that it supports, and refuses the others. Sorted by name.
 const KNOWN: &[(&str, &str)] = &[
     ("add_generation_prompt", "[true]"),
     ("add_special_tokens", "[true]"),
@@ -125,7 +125,7 @@ const KNOWN: &[(&str, &str)] = &[
     ("xtc_probability", "[0]"),
 ];
 
-/// Names that formats have for the same thing: an error names the one that the format reads.
+/// Names that different formats use for the same thing. An error mentions the name that the format reads.
 const SAME: &[&[&str]] = &[
     &["prompt", "messages", "input"],
     &["max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict"],
@@ -139,10 +139,10 @@ const SAME: &[&[&str]] = &[
     &["instructions", "system"],
 ];
 
-/// Longest list of ignored fields, in bytes.
+/// The length in bytes after which the list of ignored fields is cut off.
 const MAX_LIST: usize = 1000;
 
-/// Longest name in that list, in characters.
+/// The longest name in that list, in characters.
 const MAX_NAME: usize = 64;
 
 const HEADER: HeaderName = HeaderName::from_static("x-ignored-fields");
@@ -151,12 +151,13 @@ const HEADER: HeaderName = HeaderName::from_static("x-ignored-fields");
 #[derive(Debug, Default)]
 pub(in crate::api) struct Ignored(Vec<String>);
 
-/// Refuses the fields of a body of type `T` that would change the answer. `rest` are those that `T` does not read.
+/// Checks `rest`, the fields of a body that its type `T` does not read: refuses those that would change the answer, and
+/// returns those that have no effect.
 pub(super) fn check<T: PartialSchema>(rest: &BTreeMap<String, Value>) -> Result<Ignored, ApiError> {
     check_among(rest, |_| true, |name| has_field::<T>(name))
 }
 
-/// The same for a body that may have all fields of a request for text, of which only `names` concern it.
+/// Like [`check`], for a body that may have all fields of a text request. Only `names` are refused.
 pub(super) fn check_only(rest: &BTreeMap<String, Value>, names: &[&str]) -> Result<Ignored, ApiError> {
     check_among(rest, |name| names.contains(&name), |_| false)
 }
@@ -196,7 +197,7 @@ fn has_field<T: PartialSchema>(name: &str) -> bool {
     matches!(T::schema(), RefOr::T(Schema::Object(object)) if object.properties.contains_key(name))
 }
 
-/// Whether two values are the same: 1 and 1.0 are one number.
+/// Whether two values are the same: 1 and 1.0 are the same number.
 fn is_same(value: &Value, other: &Value) -> bool {
     value == other || value.as_f64().is_some_and(|number| other.as_f64() == Some(number))
 }
@@ -214,7 +215,8 @@ impl Ignored {
         response
     }
 
-    /// Clients choose the names, so that only some characters are shown, and not any number of them.
+    /// Returns the names as a list. Clients choose them, so unusual characters are replaced, and long lists are cut
+    /// off.
     fn names(&self) -> String {
         let shown = |name: &String| -> String {
             let shown =

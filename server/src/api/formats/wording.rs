@@ -1,14 +1,14 @@
-//! Why a body cannot be parsed, in the words of JSON: clients know nothing of Rust's types, which serde names.
+//! Explains why a body cannot be parsed, in terms of JSON: serde's messages name Rust types, which clients do not know.
 
 use serde_json::error::Category;
 
-/// Fields whose least value is 1.
+/// Fields whose minimum is 1.
 const FROM_ONE: [&str; 6] = ["n", "best_of", "max_tokens", "max_completion_tokens", "max_output_tokens", "ttl_seconds"];
 
-/// Longest quotation of a value or a name, in characters.
+/// The longest quoted value or name, in characters.
 const MAX_QUOTED: usize = 100;
 
-/// What is wrong with the value at `place`.
+/// Returns a message that says what is wrong with the value at `place`.
 pub(in crate::api) fn complaint(place: &str, error: &serde_json::Error) -> String {
     let message = error.to_string();
     let position = format!(" at line {} column {}", error.line(), error.column());
@@ -19,9 +19,9 @@ pub(in crate::api) fn complaint(place: &str, error: &serde_json::Error) -> Strin
     }
 }
 
-/// The same of an error that serde has written.
+/// Like [`complaint`], for the message of an error from serde.
 pub(in crate::api) fn data_complaint(place: &str, message: &str) -> String {
-    // A name, and what follows it.
+    // Splits the message after `start` into a name and what follows it.
     let named = |start: &str| message.strip_prefix(start)?.split_once('`');
     if let Some((name, _)) = named("missing field `") {
         let object = if place == "the body" { String::new() } else { format!("{place}.") };
@@ -55,7 +55,7 @@ fn quoted(text: &str) -> String {
     text.chars().take(MAX_QUOTED).collect()
 }
 
-/// A list of names without serde's backticks.
+/// Returns a list of names without serde's backticks.
 fn list(names: &str) -> String {
     names.replace('`', "")
 }

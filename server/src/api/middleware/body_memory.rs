@@ -1,4 +1,4 @@
-//! Counts the memory that bodies take against their owners, so that unfinished ones cannot fill the server's memory.
+//! Counts the memory of request bodies against their owners, so that unfinished bodies cannot fill the server's memory.
 
 use std::sync::{Arc, OnceLock};
 
@@ -18,9 +18,9 @@ use crate::api::models::Models;
 use crate::api::sessions::snapshots::is_file;
 use crate::api::state::AppState;
 
-/// Answers 429 when a body needs more memory than its owner may take. A body whose head already says that no handler accepts it
-/// is refused before it arrives. What is counted is free again once the handler drops the bytes that it parses; a handler that
-/// reads no body takes nothing.
+/// Middleware that answers 429 when a body needs more memory than its owner may take. A body that no handler accepts,
+/// judging by the request's head, is refused before it arrives. The memory is freed once the handler drops the bytes
+/// that it parses; a handler that reads no body takes none.
 pub(in crate::api) async fn count_body(State(state): State<AppState>, request: Request, next: Next) -> Response {
     if request.body().is_end_stream() {
         return next.run(request).await;
@@ -52,14 +52,14 @@ pub(in crate::api) async fn count_body(State(state): State<AppState>, request: R
 
 /// Why a body could not be received.
 enum Failure {
-    /// It did not arrive.
+    /// The body did not arrive.
     Unread(axum::Error),
-    /// It needs too much memory, or no handler accepts it.
+    /// The body needs too much memory, or no handler accepts it.
     Refused(ApiError),
 }
 
-/// Checks the declared length and type of a body of JSON. Handlers of files check theirs, and a body without a length may prove
-/// empty, which some handlers accept whatever its type.
+/// Checks the declared length and type of a JSON body. Handlers of files check their own, and a body without a length
+/// may turn out to be empty, which some handlers accept whatever its type.
 fn check_head(headers: &HeaderMap, most: usize) -> Result<(), ApiError> {
     match declared_length(headers).filter(|_| !is_file(headers)) {
         Some(length) => check_declared(headers, length, most),
@@ -79,8 +79,8 @@ impl AsRef<[u8]> for Counted {
     }
 }
 
-/// Receives a body in one piece, which handlers take over without a copy, and its share with it. Stops after `most` bytes:
-/// handlers refuse what is longer.
+/// Receives a body in one piece, together with its share. Handlers take it over without a copy. Stops after `most`
+/// bytes: handlers refuse longer bodies.
 async fn receive(body: Body, mut share: BodyShare, most: usize) -> Result<Bytes, Failure> {
     let (mut bytes, mut parts) = (Vec::new(), body.into_data_stream());
     while bytes.len() <= most
@@ -93,8 +93,8 @@ async fn receive(body: Body, mut share: BodyShare, most: usize) -> Result<Bytes,
     Ok(Bytes::from_owner(Counted { bytes, _share: share }))
 }
 
-/// The longest body that a handler accepts, in bytes. Only snapshots are sent as files, and which model one belongs to is not
-/// known yet.
+/// Returns the longest body that a handler accepts, in bytes. Only snapshots are sent as files, and it is not known yet
+/// which model one belongs to.
 fn longest(state: &AppState, headers: &HeaderMap) -> usize {
     let most = state.options().max_body_bytes;
     if !is_file(headers) {

@@ -1,4 +1,4 @@
-//! The time limit of a request's body, so that a slow sender cannot hold a connection for ever.
+//! The time limit for receiving a request's body, so that a slow sender cannot hold a connection forever.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +15,7 @@ use super::closing;
 use crate::api::error::ApiError;
 use crate::api::state::AppState;
 
-/// Answers 408 when the body does not arrive in time, whichever handler reads it.
+/// Middleware that answers 408 when the body does not arrive in time, whichever handler reads it.
 pub(in crate::api) async fn body_timeout(State(state): State<AppState>, request: Request, next: Next) -> Response {
     if request.body().is_end_stream() {
         return next.run(request).await;

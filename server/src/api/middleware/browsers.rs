@@ -11,7 +11,7 @@ use super::hosts::AllowedHosts;
 use crate::api::error::ApiError;
 use crate::api::state::AppState;
 
-/// The middleware's state: that of the application, and the hosts of the listener.
+/// The middleware's state: the application's state, and the hosts of the listener.
 #[derive(Clone)]
 pub(in crate::api) struct Browsers {
     pub(in crate::api) state: AppState,
@@ -20,7 +20,7 @@ pub(in crate::api) struct Browsers {
     pub(in crate::api) keyed: bool,
 }
 
-/// Passes on requests to a host of this server, from pages that may send them.
+/// Middleware that passes on requests to a host of this server, from pages that may send them.
 pub(in crate::api) async fn check_browser(State(browsers): State<Browsers>, request: Request, next: Next) -> Response {
     match browsers.check(&request) {
         Ok(()) => next.run(request).await,
@@ -54,10 +54,10 @@ fn forbidden(code: &'static str, message: String) -> ApiError {
     ApiError::request(StatusCode::FORBIDDEN, None, Some(code), message)
 }
 
-/// The hosts that a request names; none where the client names none, which browsers never do.
+/// Returns the hosts that a request names; empty if the client names none. Browsers always name one.
 fn hosts(request: &Request) -> impl Iterator<Item = &str> {
     let uri = request.uri().authority().map(axum::http::uri::Authority::as_str);
-    // A name that is no text is refused like one that is no host.
+    // A name that is not text is refused, like one that is not a host.
     let headers = request.headers().get_all(header::HOST).iter().map(|host| host.to_str().unwrap_or_default());
     uri.into_iter().chain(headers)
 }
@@ -65,10 +65,10 @@ fn hosts(request: &Request) -> impl Iterator<Item = &str> {
 /// Whether a page of another origin has sent the request. Pages can neither set nor leave out the headers that say so.
 fn is_cross_origin(headers: &HeaderMap, host: Option<&str>) -> bool {
     match headers.get("sec-fetch-site").map(HeaderValue::as_bytes) {
-        // Holds also where a proxy has changed the host.
+        // Holds even if a proxy has changed the host.
         Some(b"same-origin") => false,
         Some(b"cross-site" | b"same-site") => true,
-        // A user's own request; or a browser that sends only the origin, because the server has no TLS.
+        // The user's own request, or a browser that sends only the origin because the server has no TLS.
         _ => headers.get(header::ORIGIN).is_some_and(|origin| !is_origin_of(origin, host)),
     }
 }

@@ -57,8 +57,8 @@ pub(super) fn allows(origins: &[Origin], given: &HeaderValue) -> bool {
     origins.iter().any(|origin| origin.0 == "*" || origin.0 == given)
 }
 
-/// Allows pages of `origins` to read responses. Cookies and HTTP authentication by the browser stay disallowed: a page
-/// sends an API key.
+/// Returns the layer that allows pages of `origins` to read responses. Cookies and HTTP authentication by the browser
+/// stay disallowed: a page sends an API key.
 pub(in crate::api) fn cors(origins: &[Origin]) -> CorsLayer {
     let any = origins.iter().any(|origin| origin.0 == "*");
     let allowed =

@@ -1,4 +1,4 @@
-//! While the server shuts down, each answer ends its connection, so that the client's next request goes to another server.
+//! Closes connections while the server shuts down, so that a client's next request goes to another server.
 
 use axum::extract::{Request, State};
 use axum::http::{HeaderValue, header};

@@ -10,7 +10,7 @@ use crate::api::error::ApiError;
 /// Longest head of a request in bytes: its first line, the headers and the empty line.
 const MAX_HEAD_BYTES: usize = 32 << 10;
 
-/// Answers 431 to longer heads.
+/// Middleware that answers 431 to longer heads.
 pub(in crate::api) async fn limit_head(request: Request, next: Next) -> Response {
     if head_bytes(&request) <= MAX_HEAD_BYTES {
         return next.run(request).await;
@@ -18,7 +18,7 @@ pub(in crate::api) async fn limit_head(request: Request, next: Next) -> Response
     let status = StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE;
     let message = format!("the request's first line and headers must be at most {MAX_HEAD_BYTES} bytes");
     let mut response = ApiError::request(status, None, Some("headers_too_large"), message).into_response();
-    // As for even longer heads: the client sends no second one.
+    // Close the connection, as for even longer heads, so that the client sends no second one.
     response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     response
 }

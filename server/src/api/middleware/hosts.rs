@@ -1,5 +1,5 @@
-//! The host names under which the server answers. A page of another site can point its own name at this machine (DNS
-//! rebinding); the browser then takes the server for a part of that site, but still sends the site's name as the host.
+//! The host names that the server accepts. A page of another site can point its own name at this machine (DNS
+//! rebinding). The browser then takes the server for a part of that site, but still sends the site's name as the host.
 
 use std::net::IpAddr;
 use std::str::FromStr;
@@ -28,7 +28,7 @@ impl FromStr for HostName {
     }
 }
 
-/// The hosts under which one listener answers. The default has no restriction.
+/// The hosts that one listener accepts. The default has no restriction.
 #[derive(Clone, Debug, Default)]
 pub struct AllowedHosts {
     names: Vec<HostName>,
@@ -36,23 +36,24 @@ pub struct AllowedHosts {
 }
 
 impl AllowedHosts {
-    /// For a listener bound to `bound`, with further `names`.
+    /// Creates the hosts of a listener bound to `bound`, with further `names`.
     pub fn new(names: Vec<HostName>, bound: IpAddr) -> Self {
         Self { names, bound: Some(bound.to_canonical()) }
     }
 
-    /// The same names for a listener bound to another address.
+    /// Returns the same names for a listener bound to another address.
     pub(in crate::api) fn bound_to(&self, bound: IpAddr) -> Self {
         Self::new(self.names.clone(), bound)
     }
 
-    /// Whether some hosts are refused. Without names, only a loopback address without API keys needs it: a page that
-    /// reached any other server by rebinding could reach it directly, and without a key it gets nothing.
+    /// Whether some hosts are refused. Without names, only a loopback address without API keys needs this: a page that
+    /// reached any other address by rebinding could reach it directly, and with API keys a page without one gets
+    /// nothing.
     pub(super) fn restricted(&self, has_keys: bool) -> bool {
         !self.names.is_empty() || (!has_keys && self.bound.is_some_and(|bound| bound.is_loopback()))
     }
 
-    /// Whether a request to `authority`, a host with or without a port, is answered where hosts are restricted.
+    /// Whether a request to `authority`, a host with or without a port, is accepted if hosts are restricted.
     pub(super) fn allows(&self, authority: &str) -> bool {
         let Ok(authority) = authority.parse::<Authority>() else { return false };
         let host = comparable(authority.host());
@@ -63,13 +64,14 @@ impl AllowedHosts {
     }
 
     fn allows_address(&self, address: IpAddr) -> bool {
-        // Bound to all interfaces, the server has addresses that it does not know. Rebinding needs a name.
+        // A server that is bound to all interfaces does not know its own addresses. Rebinding needs a name, so all
+        // addresses are accepted.
         let own = self.bound.is_some_and(|bound| bound == address || bound.is_unspecified());
         own || address.is_loopback() || self.names.iter().any(|name| name.0 == address.to_string())
     }
 }
 
-/// Lower case, without the brackets of an IPv6 address and the dot that ends a fully qualified name.
+/// Converts a host to lower case, without the brackets of an IPv6 address and the dot that ends a fully qualified name.
 fn comparable(host: &str) -> String {
     let host = host.trim_matches(['[', ']']);
     host.strip_suffix('.').unwrap_or(host).to_ascii_lowercase()

@@ -1,4 +1,4 @@
-//! Middleware that does not concern keys: CORS and what else concerns browsers, limits on the head and the body,
+//! Middleware other than authentication: CORS and other checks of browsers, limits on the head and the body, draining,
 //! panics, and a trace of each request.
 
 pub(super) mod body_memory;
@@ -16,7 +16,8 @@ use axum::response::{IntoResponse, Response};
 
 use super::error::ApiError;
 
-/// Answers a request whose body was not received to its end: the rest may still arrive and must not be read as the next request.
+/// Creates the response to a request whose body was not received to its end. It closes the connection, because the rest
+/// may still arrive and must not be read as the next request.
 fn closing(error: ApiError) -> Response {
     let mut response = error.into_response();
     response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));

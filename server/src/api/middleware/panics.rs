@@ -9,7 +9,7 @@ use futures_util::FutureExt;
 
 use crate::api::error::ApiError;
 
-/// Answers 500 when the handler panics; the panic hook logs the message.
+/// Middleware that answers 500 when the handler panics; the panic hook logs the message.
 pub(in crate::api) async fn catch_panic(request: Request, next: Next) -> Response {
     // State shared with other requests is behind locks and channels; everything else is dropped here.
     let answer = AssertUnwindSafe(next.run(request)).catch_unwind().await;

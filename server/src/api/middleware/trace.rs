@@ -1,4 +1,4 @@
-//! A tracing span per request, with the request id, which is also in the response, and the client's address.
+//! A tracing span for each request, with the client's address and the request id, which the response also has.
 
 use std::net::SocketAddr;
 
@@ -21,7 +21,7 @@ const MAX_ID_BYTES: usize = 128;
 pub(in crate::api) async fn trace(request: Request, next: Next) -> Response {
     let given = request.headers().get(REQUEST_ID).and_then(|value| value.to_str().ok()).filter(|id| is_valid(id));
     let id = given.map_or_else(|| format!("req-{:032x}", rand::rng().random::<u128>()), str::to_owned);
-    // That of the connection: what a header says about it could be anybody's invention.
+    // The address of the connection: one that a header gives could be forged.
     let client = request.extensions().get::<ConnectInfo<SocketAddr>>().map(|ConnectInfo(address)| *address);
     let span = info_span!(
         "request",
@@ -52,7 +52,7 @@ pub(in crate::api) async fn trace(request: Request, next: Next) -> Response {
     .await
 }
 
-/// Letters, digits, `-`, `_` and `.` only, so that an id cannot forge a log line.
+/// Whether an id has only letters, digits, `-`, `_` and `.`, so that it cannot forge a log line.
 fn is_valid(id: &str) -> bool {
     (1..=MAX_ID_BYTES).contains(&id.len())
         && id.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.'))

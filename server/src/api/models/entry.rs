@@ -1,4 +1,4 @@
-//! A model of the list: its state, its last use, and what it takes.
+//! A model of the list: its state, its last use, and the memory that it takes.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,10 +10,10 @@ use tracing::error;
 use super::instance::{Instance, ModelSource};
 use crate::api::error::ApiError;
 
-/// How long a model that could not be loaded is not tried again.
+/// How long to wait after a failure before the model may be loaded again.
 const PAUSE: Duration = Duration::from_secs(30);
 
-/// What a model does at the moment.
+/// The current state of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::api) enum ModelState {
     Loaded,
@@ -30,12 +30,12 @@ pub(in crate::api) struct Entry {
 
 #[derive(Default)]
 pub(super) struct Status {
-    /// The last one, which may be asleep.
+    /// The last instance, which may be asleep.
     pub(super) instance: Option<Arc<Instance>>,
     pub(super) is_loading: bool,
-    /// Why it could not be loaded, and when.
+    /// Why the last attempt to load it or run it failed, and when.
     pub(super) failure: Option<(String, Instant)>,
-    /// Number of its last use, by the registry's clock.
+    /// The time of its last use, by the registry's clock, which counts uses.
     pub(super) used: u64,
     /// Bytes of its weights and slots while it is loaded.
     pub(super) bytes: u64,
@@ -52,7 +52,7 @@ impl Entry {
         &self.source.name
     }
 
-    /// The last instance, which may be asleep; none if it could never be loaded.
+    /// Returns the last instance, which may be asleep; `None` if the model could never be loaded.
     pub(in crate::api) fn instance(&self) -> Option<Arc<Instance>> {
         self.lock().instance.clone()
     }
@@ -67,20 +67,20 @@ impl Entry {
         }
     }
 
-    /// How often it was loaded and unloaded.
+    /// Returns how often the model was loaded and unloaded.
     pub(in crate::api) fn changes(&self) -> (u64, u64) {
         let status = self.lock();
         (status.loads, status.unloads)
     }
 
-    /// The last instance, which is used now.
+    /// Returns the last instance, and notes that it is used at `now`.
     pub(super) fn use_at(&self, now: u64) -> Option<Arc<Instance>> {
         let mut status = self.lock();
         status.used = now;
         status.instance.clone()
     }
 
-    /// Bytes that it takes now, and when it was used last if nobody uses it.
+    /// Returns the bytes that the model takes now, and the time of its last use if it is idle.
     pub(super) fn use_of_memory(&self) -> (u64, Option<u64>) {
         let status = self.lock();
         match &status.instance {
@@ -92,7 +92,8 @@ impl Entry {
         }
     }
 
-    /// Puts an instance to sleep that nobody uses. While this holds the lock, nobody can begin to use it.
+    /// Puts the instance to sleep if it is idle, and returns it. While this holds the lock, nothing can begin to use
+    /// it.
     pub(super) fn put_to_sleep(&self) -> Option<Arc<Instance>> {
         let mut status = self.lock();
         let instance = Arc::clone(status.instance.as_ref().filter(|it| Arc::strong_count(it) == 1 && !it.is_asleep())?);
@@ -101,7 +102,7 @@ impl Entry {
         Some(instance)
     }
 
-    /// Refuses to try again what has failed a moment ago.
+    /// Refuses to load the model again soon after a failure.
     pub(super) fn check(&self) -> Result<(), ApiError> {
         match &self.lock().failure {
             Some((reason, at)) if at.elapsed() < PAUSE => Err(self.refusal(reason)),
@@ -109,7 +110,7 @@ impl Entry {
         }
     }
 
-    /// Notes why it cannot be loaded.
+    /// Logs and records why the model cannot be loaded, and returns the error for the client.
     pub(super) fn fail(&self, reason: String) -> ApiError {
         error!("the model {} cannot be loaded: {reason}", self.name());
         let refusal = self.refusal(&reason);
@@ -128,7 +129,7 @@ impl Entry {
     }
 }
 
-/// Marks a model as being loaded, until it is dropped.
+/// Marks a model as loading until this guard is dropped.
 pub(super) struct Loading<'a>(&'a Entry);
 
 impl<'a> Loading<'a> {

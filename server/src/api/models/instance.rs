@@ -19,30 +19,30 @@ pub struct ModelSource {
     pub name: String,
     /// The folder of its checkpoint.
     pub folder: PathBuf,
-    /// RWKV's vocabulary file, for a model that is one file and has none in its folder.
+    /// RWKV's vocabulary file, for a model that is a single file with no vocabulary in its folder.
     pub vocabulary: Option<PathBuf>,
-    /// Changes with the files of the folder.
+    /// A value that changes with the files of the folder.
     pub stamp: u64,
 }
 
 /// Loads models.
 pub trait Loader: Send + Sync + 'static {
-    /// The bytes that the model's weights and slots are going to take of the budget. It may block.
+    /// Returns the bytes of the budget that the model's weights and slots will take. May block.
     ///
     /// # Errors
     /// The folder has no model.
     fn size(&self, model: &ModelSource) -> Result<u64, String>;
 
-    /// Loads the model and starts its engine. It may block.
+    /// Loads the model and starts its engine. May block.
     ///
     /// # Errors
-    /// The reason.
+    /// Returns the reason for the failure.
     fn load(&self, model: &ModelSource) -> Result<(Served, EngineThread), String>;
 
     /// Opens the store of the model's sessions.
     ///
     /// # Errors
-    /// The reason.
+    /// Returns the reason for the failure.
     fn store<'a>(&'a self, served: &'a Served) -> BoxFuture<'a, Result<Store, String>>;
 }
 
@@ -50,14 +50,14 @@ pub trait Loader: Send + Sync + 'static {
 pub(in crate::api) struct Instance {
     pub(in crate::api) served: Arc<Served>,
     pub(in crate::api) store: Option<Store>,
-    /// Whether its engine has been ended; what does not need one still works.
+    /// Whether the engine has been stopped; what needs no engine still works.
     pub(super) asleep: AtomicBool,
-    /// Whether its engine's thread has ended; none for the only model of a server.
+    /// Whether the engine's thread has ended; `None` for the only model of a server.
     pub(super) ended: Option<watch::Receiver<bool>>,
 }
 
 impl Instance {
-    /// The only model of a server, whose engine is watched elsewhere.
+    /// Creates the instance of a server's only model, whose engine is watched elsewhere.
     pub(in crate::api) fn only(served: Served, store: Option<Store>) -> Self {
         Self { served: Arc::new(served), store, asleep: AtomicBool::new(false), ended: None }
     }
@@ -71,15 +71,15 @@ impl Instance {
         Self { served: Arc::new(served), store: Some(store), asleep: AtomicBool::new(false), ended: Some(ended) }
     }
 
-    /// Whether its engine has been ended.
+    /// Whether the engine has been stopped.
     pub(in crate::api) fn is_asleep(&self) -> bool {
         self.asleep.load(Ordering::SeqCst)
     }
 
-    /// Waits until the engine's thread has ended, and with it the weights and slots are gone.
+    /// Waits until the engine's thread has ended. The weights and slots are then freed.
     pub(super) async fn ended(&self) {
         if let Some(mut ended) = self.ended.clone() {
-            // Without its sender, it has ended as well.
+            // If the sender is gone, the thread has ended as well.
             let _ = ended.wait_for(|ended| *ended).await;
         }
     }
@@ -87,7 +87,7 @@ impl Instance {
 
 impl Drop for Instance {
     fn drop(&mut self) {
-        // Nobody can submit to it any more, so its thread must not wait.
+        // Nothing can submit to the engine any more, so its thread must not wait for work.
         if self.ended.is_some() {
             self.served.engine.drain();
         }

@@ -1,4 +1,4 @@
-//! Loading models, and unloading those that were not used for longest.
+//! Loads models, and unloads the least recently used ones.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,28 +14,29 @@ use crate::api::error::ApiError;
 use crate::api::served::Served;
 use crate::session::Store;
 
-/// Seconds after which a request for a model without room should be repeated.
+/// Seconds after which to retry a request for a model that there is no memory for.
 const RETRY_BUSY: u64 = 5;
 
-/// How often, and after which pause, a model that somebody uses is looked at again: most uses are short.
+/// How often to look for an idle model, with a pause of [`LOOK_AGAIN`] between looks: most uses are short.
 const LOOKS: usize = 20;
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 impl Models {
-    /// The instance of a model that takes requests. It is loaded if necessary, and idle models are unloaded for it.
+    /// Returns the instance of a model, ready for requests. Loads it if necessary, and unloads idle models to make
+    /// room.
     pub(in crate::api) async fn awake(&self, entry: &Arc<Entry>) -> Result<Arc<Instance>, ApiError> {
         if let Some(instance) = self.used(entry).filter(|instance| !instance.is_asleep()) {
             return Ok(instance);
         }
         entry.check()?;
         let turn = Arc::clone(&self.0.turn).lock_owned().await;
-        // Others may have waited for the same model.
+        // Another request may have loaded the model while this one waited.
         if let Some(instance) = self.used(entry).filter(|instance| !instance.is_asleep()) {
             return Ok(instance);
         }
         entry.check()?;
         let (models, entry) = (self.clone(), Arc::clone(entry));
-        // It goes on if the client disconnects: others may wait for it.
+        // Loading goes on if the client disconnects, because other requests may wait for it.
         let loading = async move {
             let _turn = turn;
             models.load(&entry).await
@@ -75,7 +76,7 @@ impl Models {
             (status.bytes, status.used) = (if memory > 0 { memory } else { bytes }, self.tick());
             status.loads += 1;
         }
-        // Of this and `drain`, the later one sees the effect of the earlier.
+        // Whichever comes later, this or `drain`, sees the effect of the other.
         if self.0.closing.load(Ordering::SeqCst) {
             instance.served.engine.drain();
         }
@@ -83,7 +84,7 @@ impl Models {
         Ok(instance)
     }
 
-    /// Asks the loader on a thread that may block.
+    /// Calls the loader on a thread that may block.
     async fn blocking<T: Send + 'static>(
         &self,
         entry: &Arc<Entry>,
@@ -94,7 +95,7 @@ impl Models {
         done.unwrap_or_else(|_| Err("internal error, which the log has".into())).map_err(|reason| entry.fail(reason))
     }
 
-    /// The store of a model: the one that is open, if one with its fingerprint is.
+    /// Returns the store of a model: the one that is already open for its fingerprint, if any, or else a new one.
     async fn store(&self, served: &Served) -> Result<Store, String> {
         let fingerprint = &served.codec.fingerprint;
         let known = self.stores().iter().find(|(of, _)| of == fingerprint).map(|(_, store)| store.clone());
@@ -106,7 +107,7 @@ impl Models {
         Ok(store)
     }
 
-    /// Unloads models that nobody uses, the least recently used first, until so many bytes are free.
+    /// Unloads idle models, the least recently used first, until `bytes` more fit into the budget.
     async fn make_room(&self, entry: &Arc<Entry>, bytes: u64) -> Result<(), ApiError> {
         let (budget, name) = (self.0.options.budget, entry.name());
         if bytes > budget {
@@ -131,7 +132,7 @@ impl Models {
                 let message = format!("there is no memory for the model `{name}` now: every loaded model has requests");
                 return Err(unavailable("models_busy", message).retried_after(RETRY_BUSY));
             };
-            // If a request has come for it in between, the next round finds another.
+            // If a request for it has come in between, the next round finds another model.
             if let Some(instance) = oldest.put_to_sleep() {
                 info!("unloading the model {}: {name} needs its memory", oldest.name());
                 instance.served.prefixes.clear();
@@ -141,14 +142,15 @@ impl Models {
         }
     }
 
-    /// Bytes of replaced instances that somebody still uses.
+    /// Returns the bytes of replaced instances that are still in use.
     fn replaced_bytes(&self) -> u64 {
         let mut replaced = self.replaced();
         replaced.retain(|(instance, _)| instance.strong_count() > 0);
         replaced.iter().map(|(_, bytes)| *bytes).sum()
     }
 
-    /// Logs if an engine stops by itself. The other models go on; this one is loaded again after a pause.
+    /// Marks the model as failed if its engine stops by itself. The other models go on; this one is loaded again after
+    /// a pause.
     fn watch(&self, entry: &Arc<Entry>, instance: &Arc<Instance>) {
         let Some(mut ended) = instance.ended.clone() else { return };
         let (models, watched) = (Arc::downgrade(&self.0), (Arc::downgrade(entry), Arc::downgrade(instance)));

@@ -1,8 +1,9 @@
-//! The models of a server that has several: which of them are loaded, and what loads and unloads them. Which of them a
-//! request means is decided elsewhere.
+//! The models of a server that has several: which of them are loaded, and how they are loaded and unloaded. `select.rs`
+//! decides which of them a request means.
 //!
-//! Every model is opened once when the server starts, so that a wrong folder shows then, and so that its sessions can be
-//! found. After that those that fit into the budget are loaded; the others keep their tokenizers and their stores.
+//! Every model is loaded once when the server starts, so that a wrong folder shows then, and so that its sessions can
+//! be found. After that, the models that fit into the budget stay loaded; the others keep their tokenizers and their
+//! stores.
 
 mod entry;
 mod instance;
@@ -20,12 +21,12 @@ pub(super) use entry::{Entry, ModelState};
 pub(super) use instance::Instance;
 pub use instance::{Loader, ModelSource};
 
-/// What several models share.
+/// Options that all models share.
 #[derive(Clone, Copy, Debug)]
 pub struct ModelOptions {
-    /// Most bytes of the weights and slots of all loaded models.
+    /// Maximum bytes of the weights and slots of all loaded models.
     pub budget: u64,
-    /// Whether names that no model has mean the default one.
+    /// Whether unknown names mean the default model.
     pub any_name: bool,
 }
 
@@ -38,14 +39,14 @@ struct Inner {
     loader: Arc<dyn Loader>,
     /// In the order in which they are listed; the first is the default one.
     entries: RwLock<Vec<Arc<Entry>>>,
-    /// Instances that a reload has replaced, with their bytes, as long as somebody uses them.
+    /// Instances that a reload has replaced and that may still be in use, with their bytes.
     replaced: Mutex<Vec<(Weak<Instance>, u64)>>,
     /// Every store that was opened. Models with the same files share one.
     stores: Mutex<Vec<(Fingerprint, Store)>>,
-    /// Held while a model is loaded: one at a time.
+    /// Held while a model is loaded, so that only one is loaded at a time.
     turn: Arc<tokio::sync::Mutex<()>>,
     clock: AtomicU64,
-    /// How many keys share the engines.
+    /// How many API keys share the engines.
     tenants: AtomicUsize,
     closing: AtomicBool,
     started: AtomicBool,
@@ -54,7 +55,7 @@ struct Inner {
 }
 
 impl Models {
-    /// Models that are not loaded yet.
+    /// Creates the list of models. None of them is loaded yet.
     pub(super) fn new(sources: Vec<ModelSource>, options: ModelOptions, loader: Arc<dyn Loader>) -> Self {
         Self(Arc::new(Inner {
             options,
@@ -71,7 +72,7 @@ impl Models {
         }))
     }
 
-    /// Whether names that no model has mean the default one.
+    /// Whether unknown names mean the default model.
     pub(super) fn any_name(&self) -> bool {
         self.0.options.any_name
     }
@@ -89,15 +90,15 @@ impl Models {
         self.entries().into_iter().find(|entry| entry.name() == name)
     }
 
-    /// The last instance of a model, which is used now; none if it could never be loaded.
+    /// Returns the last instance of a model, and notes that it is used now; `None` if the model could never be loaded.
     pub(super) fn used(&self, entry: &Entry) -> Option<Arc<Instance>> {
         entry.use_at(self.tick())
     }
 
-    /// Opens every model once, the default one last: it is loaded afterwards in any case.
+    /// Loads every model once, the default one last, so that it is loaded afterwards in any case.
     ///
     /// # Errors
-    /// The default model cannot be loaded; the reasons of others are in the log.
+    /// The default model cannot be loaded. Failures of other models are only in the log.
     pub(super) async fn start(&self) -> Result<(), ApiError> {
         let mut outcome = Ok(());
         for entry in self.entries().iter().rev() {
@@ -107,7 +108,7 @@ impl Models {
         outcome
     }
 
-    /// Whether the server takes requests, whatever model they are for.
+    /// Checks that the server takes requests, whatever model they are for.
     pub(super) fn check_open(&self) -> Result<(), ApiError> {
         if self.0.closing.load(Ordering::SeqCst) {
             return Err(unavailable("shutting_down", "the server is shutting down"));
@@ -118,7 +119,7 @@ impl Models {
         Ok(())
     }
 
-    /// Whether the default model takes requests, or would once it is loaded.
+    /// Checks that the default model takes requests, or would once it is loaded.
     pub(super) fn check_ready(&self) -> Result<(), ApiError> {
         self.check_open()?;
         let Some(entry) = self.entries().into_iter().next() else { return Ok(()) };
@@ -135,13 +136,14 @@ impl Models {
         self.0.stores.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Every store that was opened.
+    /// Returns every store that was opened.
     pub(super) fn all_stores(&self) -> Vec<Store> {
         self.stores().iter().map(|(_, store)| store.clone()).collect()
     }
 
-    /// Takes another list of models. A model whose folder has changed is loaded before it replaces the one that is
-    /// served; if that fails, that one stays. Running requests end where they are. Returns the names of what was loaded.
+    /// Replaces the list of models. A model whose folder has changed is loaded before it replaces the served one, which
+    /// stays if loading fails. Running requests finish on the instance that they use. Returns the names of the models
+    /// that were loaded.
     pub(super) async fn reload(&self, sources: Vec<ModelSource>) -> Vec<String> {
         let mut loaded = Vec::new();
         let names: Vec<String> = sources.iter().map(|source| source.name.clone()).collect();
@@ -157,7 +159,7 @@ impl Models {
             } else if before.is_some() {
                 continue;
             }
-            // Added at once, so that the next one counts its memory.
+            // The entry is added at once, so that loading the next model counts its memory.
             let mut list = self.entries();
             list.retain(|listed| listed.name() != entry.name());
             list.push(entry);
@@ -188,7 +190,7 @@ impl Models {
         self.0.replaced.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells the engines how many keys share them.
+    /// Tells the engines how many API keys share them.
     pub(super) fn expect_tenants(&self, tenants: usize) {
         self.0.tenants.store(tenants, Ordering::SeqCst);
         for instance in self.entries().iter().filter_map(|entry| entry.instance()) {
@@ -196,7 +198,7 @@ impl Models {
         }
     }
 
-    /// Loads no more models; running requests finish.
+    /// Stops loading models; running requests finish.
     pub(super) fn drain(&self) {
         self.0.closing.store(true, Ordering::SeqCst);
         self.all_awake().iter().for_each(|instance| instance.served.engine.drain());
@@ -209,14 +211,14 @@ impl Models {
 
     /// Waits until all engines have ended. Call [`Self::drain`] first.
     pub(super) async fn ended(&self) {
-        // A model that is being loaded now is among them afterwards.
+        // Waits for a model that is being loaded, so that it is included.
         let _turn = self.0.turn.lock().await;
         for instance in self.all_awake() {
             instance.ended().await;
         }
     }
 
-    /// Every instance with an engine, replaced ones included.
+    /// Returns every instance with a running engine, including replaced ones.
     fn all_awake(&self) -> Vec<Arc<Instance>> {
         let listed: Vec<_> = self.entries().iter().filter_map(|entry| entry.instance()).collect();
         let replaced: Vec<_> = self.replaced().iter().filter_map(|(instance, _)| instance.upgrade()).collect();

@@ -6,8 +6,8 @@ use utoipa::openapi::schema::{AnyOfBuilder, KnownFormat, ObjectBuilder, SchemaFo
 use utoipa::openapi::{Ref, RefOr, Schema};
 use utoipa::{PartialSchema, ToSchema};
 
-/// Server-sent events whose data are JSON of the type `T` or, at the end, `E`. The schema describes one event as browsers
-/// present it.
+/// Server-sent events whose data is JSON of the type `T` or, in an error at the end, `E`. The schema describes one
+/// event as browsers present it.
 pub(in crate::api) struct Events<T, E>(PhantomData<(T, E)>);
 
 impl<T: ToSchema, E: ToSchema> PartialSchema for Events<T, E> {

@@ -32,13 +32,13 @@ const TAGS: [(&str, &str); 5] = [
     ("pages", "Pages for browsers."),
 ];
 
-/// The routes as they are declared, and the JSON that is made of them once the model is loaded.
+/// The routes as they are declared, and the JSON that is made from them once the model is loaded.
 pub(in crate::api) struct Description {
     routes: &'static Value,
     json: OnceLock<Bytes>,
 }
 
-/// The description of the routes as they are declared. `is_public` says which paths need no API key.
+/// Describes the routes as they are declared. `is_public` says which paths need no API key.
 pub(in crate::api) fn describe(routes: OpenApi, is_public: impl Fn(&str) -> bool) -> Value {
     let mut document = serde_json::to_value(frame().merge_from(routes)).expect("a description becomes JSON");
     if let Some(paths) = document["paths"].as_object_mut() {
@@ -48,17 +48,17 @@ pub(in crate::api) fn describe(routes: OpenApi, is_public: impl Fn(&str) -> bool
 }
 
 impl Description {
-    /// From what [`describe`] returned.
+    /// Creates the description from the value that [`describe`] returned.
     pub(in crate::api) fn new(routes: &'static Value) -> Self {
         Self { routes, json: OnceLock::new() }
     }
 
-    /// The route that a client may have meant by `path`.
+    /// Returns the route that a client may have meant by `path`.
     pub(in crate::api) fn nearest(&self, path: &str) -> Option<&str> {
         nearest(path, self.routes["paths"].as_object()?.keys().map(String::as_str))
     }
 
-    /// The methods of the route with this pattern.
+    /// Returns the methods of the route with this pattern.
     pub(in crate::api) fn methods(&self, route: &str) -> String {
         let route = self.routes["paths"][route.replace("{*", "{")].as_object();
         let methods = route.into_iter().flat_map(Map::keys).map(|method| method.to_uppercase());
@@ -83,7 +83,7 @@ impl Description {
     }
 }
 
-/// Everything but the routes.
+/// Returns the description without the routes.
 fn frame() -> OpenApi {
     let about = "An API key, if the server has keys. Otherwise any value names an owner, and only requests with the same \
                  value see its sessions; requests without a value share one owner.";
@@ -95,7 +95,7 @@ fn frame() -> OpenApi {
     let bearer = SecurityRequirement::new::<_, [&str; 0], &str>("bearer", []);
     OpenApiBuilder::new()
         .info(info.license(Some(License::new("MIT OR Apache-2.0"))).build())
-        // Relative to the description, so that it holds behind any proxy path.
+        // The URL is relative to the description, so that it is correct behind any proxy path.
         .servers(Some([ServerBuilder::new().url(".").build()]))
         .tags(Some(tags))
         .security(Some([bearer, SecurityRequirement::default()]))
@@ -109,7 +109,7 @@ fn complete_path(path: &str, mut item: Value, is_public: impl Fn(&str) -> bool) 
     for operation in item.as_object_mut().into_iter().flat_map(Map::values_mut) {
         complete_operation(operation, shared);
     }
-    // OpenAPI has no name for axum's wildcards.
+    // OpenAPI has no syntax for axum's wildcards.
     (path.replace("{*", "{"), item)
 }
 
@@ -124,7 +124,7 @@ fn complete_operation(operation: &mut Value, shared: &[u16]) {
     }
     let lists_ignored = operation["requestBody"].is_object() && operation["tags"] != json!(["sessions"]);
     let Some(responses) = operation["responses"].as_object_mut() else { return };
-    // In the format of the route's other errors.
+    // The shared errors have the format of the route's other errors.
     let error =
         responses.iter().find(|(status, _)| status.as_str() >= "400").map(|(_, error)| error["content"].clone());
     let error =
@@ -154,7 +154,7 @@ fn complete_operation(operation: &mut Value, shared: &[u16]) {
     }
 }
 
-/// An optional body may be absent, but not `null`, which utoipa assumes of an `Option`.
+/// Removes `null` from the schema of a body. utoipa adds it for an `Option`, but an optional body may only be absent.
 fn not_null(body: &mut Value) {
     for content in body["content"].as_object_mut().into_iter().flat_map(Map::values_mut) {
         let options = content["schema"]["oneOf"].as_array();

@@ -19,7 +19,7 @@ fn errors<T: ToSchema>(statuses: &[u16]) -> Responses {
     statuses.iter().map(response).collect()
 }
 
-/// What a status means, on every route.
+/// Returns what a status means on every route.
 pub(super) fn meaning(status: u16) -> &'static str {
     match status {
         400 => "A parameter is invalid; `param` names it, and the message states what is accepted.",
@@ -50,7 +50,7 @@ pub(super) fn meaning(status: u16) -> &'static str {
     }
 }
 
-/// One error, in OpenAI's format unless `T` is another one's.
+/// One error response, in OpenAI's format unless `T` is the error body of another format.
 pub(in crate::api) struct Error<const STATUS: u16, T = ErrorBody>(PhantomData<T>);
 
 impl<const STATUS: u16, T: ToSchema> IntoResponses for Error<STATUS, T> {
@@ -59,7 +59,7 @@ impl<const STATUS: u16, T: ToSchema> IntoResponses for Error<STATUS, T> {
     }
 }
 
-/// Defines sets of errors that several routes have.
+/// Defines sets of errors that several routes share.
 macro_rules! error_sets {
     ($($(#[$meta:meta])* $name:ident = $statuses:expr;)+) => {$(
         $(#[$meta])*

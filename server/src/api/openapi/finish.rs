@@ -1,5 +1,5 @@
-//! Completes the derived schemas: this server's limits, conditions between fields, and that responses have no
-//! undescribed fields.
+//! Completes the derived schemas: adds this server's limits, adds conditions between fields, and states that responses
+//! have no undescribed fields.
 
 use std::collections::BTreeSet;
 
@@ -7,10 +7,10 @@ use serde_json::{Map, Value, json};
 
 use super::schemas::JSON;
 
-/// A limit of this server, by the name that schemas have for it.
+/// A limit of this server: the name that schemas use for it, and its value.
 type Limit = (&'static str, usize);
 
-/// Conditions between the fields of a type.
+/// Returns the conditions between the fields of types.
 fn conditions() -> [(&'static str, Value); 11] {
     let given = |name: &str| json!({"required": [name], "properties": {name: {"not": {"type": "null"}}}});
     let streamed = json!({
@@ -27,7 +27,7 @@ fn conditions() -> [(&'static str, Value); 11] {
         json!({"properties": nulls})
     };
     let append = json!([{"oneOf": texts.map(given)}]);
-    // Not `oneOf` with "none of them" as an alternative: generators of requests then search for minutes.
+    // This avoids `oneOf` with "none of them" as an alternative, with which request generators search for minutes.
     let excludes = |name: &str, others: &[&str]| json!({"if": given(name), "then": absent(others)});
     let mut create: Vec<Value> = (1..starts.len()).map(|next| excludes(starts[next - 1], &starts[next..])).collect();
     create.push(excludes("seed", &["version", "snapshot"]));
@@ -55,11 +55,11 @@ fn conditions() -> [(&'static str, Value); 11] {
     ]
 }
 
-/// Half of the smallest positive f32: what is not above it is rounded to 0.
+/// Half of the smallest positive `f32`: numbers that are not above it are rounded to 0.
 const SMALLEST: f64 = 7.006_492_321_624_085e-46;
 
-/// Puts schemas that are written as JSON in their places, limits in those of their names, and the model's name in that of
-/// `MODEL`; and replaces the bound 0 of positive numbers by the smallest number that the server does not round to 0.
+/// Fills in schemas that are written as JSON, limits in place of their names, and the model's name in place of `MODEL`.
+/// Also replaces the bound 0 of positive numbers with [`SMALLEST`], up to which the server rounds to 0.
 fn fill_in(value: &mut Value, model: &str, limits: &[Limit]) {
     if let Some(schema) = value.get_mut(JSON) {
         *value = schema.take();
@@ -99,7 +99,7 @@ pub(super) fn finish<const N: usize>(document: &mut Value, model: &str, limits: 
     }
 }
 
-/// Says of each object with known fields that it has no others.
+/// States that objects with known fields have no other fields.
 fn close(schema: &mut Value) {
     if schema.get("properties").is_some() {
         schema["additionalProperties"] = Value::Bool(false);
@@ -107,7 +107,8 @@ fn close(schema: &mut Value) {
     schema.get_mut("oneOf").and_then(Value::as_array_mut).into_iter().flatten().for_each(close);
 }
 
-/// A schema with flattened fields (`allOf`) as one object, or as one object for each alternative of a flattened enum.
+/// Merges a schema with flattened fields (`allOf`) into one object, or one object for each alternative of a flattened
+/// enum.
 fn merged(schema: &Value, schemas: &Map<String, Value>) -> Value {
     let Some(parts) = schema["allOf"].as_array() else { return schema.clone() };
     let mut wholes = vec![json!({"type": "object", "properties": {}, "required": []})];
@@ -125,7 +126,7 @@ fn merged(schema: &Value, schemas: &Map<String, Value>) -> Value {
     whole
 }
 
-/// An object with the fields of a part.
+/// Returns the object `whole` with the fields of `part` added.
 fn extended(whole: &Value, part: &Value) -> Value {
     let mut whole = whole.clone();
     for (field, schema) in part["properties"].as_object().into_iter().flatten() {
@@ -136,7 +137,8 @@ fn extended(whole: &Value, part: &Value) -> Value {
     whole
 }
 
-/// The names of the schemas that a part of any operation refers to.
+/// Returns the names of the schemas that the field `part` of any operation refers to, directly or through other
+/// schemas.
 fn reached(document: &Value, part: &str) -> BTreeSet<String> {
     let items = document["paths"].as_object().into_iter().flat_map(Map::values);
     let operations = items.filter_map(Value::as_object).flat_map(Map::values);

@@ -27,7 +27,7 @@ headers! {
     LastEventId = "last-event-id", Some("^[0-9]{1,15}$"), "The number of the last event that was received.";
 }
 
-/// The `x-request-id` of every route.
+/// Returns the `x-request-id` parameter of every route.
 pub(super) fn request_id() -> Parameter {
     let description = "Names the request in the server's log: up to 128 letters, digits, `-`, `_` and `.`. Otherwise \
                        the server chooses an id.";
@@ -40,7 +40,7 @@ fn header(name: &str, description: &str, pattern: Option<&str>) -> Parameter {
     parameter.description(Some(description)).schema(Some(schema)).build()
 }
 
-/// The `id` in a path.
+/// The `id` parameter in a path.
 pub(in crate::api) struct Id;
 
 impl IntoParams for Id {

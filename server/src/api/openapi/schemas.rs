@@ -1,4 +1,4 @@
-//! Schemas that are written as JSON, because they cannot be derived: alternatives with bounds, maps with rules for their
+//! Schemas that are written as JSON because they cannot be derived: alternatives with bounds, maps with rules for their
 //! keys, and limits of this server.
 
 use serde_json::Value;
@@ -7,8 +7,8 @@ use utoipa::openapi::extensions::ExtensionsBuilder;
 use utoipa::openapi::schema::{ObjectBuilder, SchemaType, Type};
 use utoipa::openapi::{Object, RefOr, Schema};
 
-/// Gives types a schema that is written as JSON. As a `maximum` or `maxItems` it may have the name of a limit of this
-/// server: `finish.rs` replaces it by the number.
+/// Gives types a schema that is written as JSON. A `maximum` or `maxItems` may be the name of a limit of this server,
+/// which `finish.rs` replaces with the number.
 macro_rules! json_schemas {
     ($($type:ty: $name:literal = $schema:tt;)+) => {$(
         impl utoipa::PartialSchema for $type {
@@ -52,7 +52,7 @@ json_schemas! {
     MaxTokens: "MaxTokens" = {"type": "integer", "minimum": 1, "maximum": "max_tokens"};
 }
 
-/// The schema of a body with only some of its fields.
+/// Returns the schema of a body with only the fields in `names`.
 pub(in crate::api) fn only<T: PartialSchema>(names: &[&str]) -> RefOr<Schema> {
     let mut schema = T::schema();
     if let RefOr::T(Schema::Object(object)) = &mut schema {
@@ -62,12 +62,12 @@ pub(in crate::api) fn only<T: PartialSchema>(names: &[&str]) -> RefOr<Schema> {
     schema
 }
 
-/// Always null.
+/// Returns the schema of a field that is always null.
 pub(in crate::api) fn nothing() -> Object {
     ObjectBuilder::new().schema_type(Type::Null).build()
 }
 
-/// A switch that must be off.
+/// Returns the schema of a switch that must be off.
 pub(in crate::api) fn never() -> Object {
     let types = SchemaType::from_iter([Type::Boolean, Type::Null]);
     ObjectBuilder::new().schema_type(types).enum_values(Some([Value::Bool(false), Value::Null])).build()

@@ -1,4 +1,4 @@
-//! Work that would hold up other connections: parsing and encoding a long prompt takes a while.
+//! Runs work that would hold up other connections, such as parsing and encoding a long prompt.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::api::fair::Permit;
 use crate::api::state::AppState;
 use crate::priority;
 
-/// Work on more bytes is long: it can take more than a few milliseconds.
+/// Work on more bytes than this is long: it can take more than a few milliseconds.
 const LONG: usize = 64 << 10;
 
 thread_local! {
@@ -27,7 +27,7 @@ struct Turn {
     context: Option<Arc<AuthContext>>,
 }
 
-/// Ends this thread's turn when it is dropped, also by a panic.
+/// Ends this thread's turn when it is dropped, even by a panic.
 struct TurnEnd;
 
 impl Drop for TurnEnd {
@@ -36,16 +36,16 @@ impl Drop for TurnEnd {
     }
 }
 
-/// Whether work on so many bytes is long.
+/// Whether work on this many bytes is long.
 pub(in crate::api) fn is_long(bytes: usize) -> bool {
     bytes > LONG
 }
 
-/// Runs `work` on `bytes` bytes on a thread that may block, in its owner's turn. Owners take turns, also in the middle of work
-/// that calls [`pause`].
+/// Runs `work`, which processes `bytes` bytes, on a thread that may block, when it is its owner's turn. Owners take
+/// turns, even in the middle of work that calls [`pause`].
 ///
-/// Long work gives way: it runs at a lower priority, so that it delays neither the engine nor short requests, and has permits of
-/// its own, because no short work may wait for what others slow down.
+/// Long work runs at a lower priority, so that it delays neither the engine nor short requests. It has its own permits,
+/// so that short work never waits for work that is slowed down.
 pub(in crate::api) async fn run_blocking<T: Send + 'static>(
     state: &AppState,
     bytes: usize,
@@ -62,7 +62,7 @@ pub(in crate::api) async fn run_blocking<T: Send + 'static>(
     if long { give_way(work).await? } else { spawn_blocking(work).await.map_err(|_| ApiError::internal())? }
 }
 
-/// Runs `work` at a lower priority. It gets a thread of its own, because no thread can raise its priority again.
+/// Runs `work` at a lower priority, on a thread of its own, because a thread cannot raise its priority again.
 async fn give_way<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, ApiError> {
     let (sender, receiver) = oneshot::channel();
     let runtime = Handle::current();
@@ -72,12 +72,12 @@ async fn give_way<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) 
         // The client may have disconnected.
         let _ = sender.send(work());
     });
-    // Without a thread, or after a panic, there is no sender.
+    // If the thread could not be spawned, or panicked, the sender is dropped and the receiver fails.
     drop(spawned);
     receiver.await.map_err(|_| ApiError::internal())
 }
 
-/// Lets the requests of other owners take their turns. To be called between pieces of long work.
+/// Lets the requests of other owners take their turns. Call it between pieces of long work.
 pub(in crate::api) fn pause() {
     TURN.with_borrow_mut(|turn| {
         if let Some(turn) = turn {
@@ -86,7 +86,7 @@ pub(in crate::api) fn pause() {
     });
 }
 
-/// Charges the key for tokens that were read for a request which is refused.
+/// Charges the key for tokens that were read for a request that is refused.
 pub(in crate::api) fn charge(tokens: usize) {
     let context = TURN.with_borrow(|turn| turn.as_ref().and_then(|turn| turn.context.clone()));
     if let Some(context) = context {
@@ -107,7 +107,7 @@ mod tests {
         AppState::new(ApiOptions::default())
     }
 
-    /// The permits that an owner gets at once.
+    /// Takes all permits that an owner gets without waiting.
     fn permits(state: &AppState, long: bool) -> Vec<Permit> {
         std::iter::from_fn(|| state.reader(long).now_or_never()).map(Result::unwrap).collect()
     }

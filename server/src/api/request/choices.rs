@@ -1,4 +1,4 @@
-//! How many texts a request gets (`n`, `best_of`), and the bound on the tokens of all of them together.
+//! The number of texts that a request gets (`n`, `best_of`), and the limit on the tokens of all of them together.
 
 use super::continuation::Keep;
 use super::names::ParameterNames;
@@ -8,11 +8,11 @@ use crate::api::state::Served;
 /// Most texts for one prompt.
 const MAX_CHOICES: usize = 128;
 
-/// Tokens that any request may take, even if a single text is bounded lower: those of its prompts and texts, each
-/// counted once more for every log probability listed with it.
+/// Tokens that any request may take, even if a single text has a lower limit. The tokens of its prompts and texts
+/// count, and each counts once more for every log probability listed with it.
 const MIN_REQUEST_TOKENS: u64 = 1 << 21;
 
-/// Bytes of states that one response may hold until its last text has ended, besides that of one text.
+/// Bytes of states that one response may hold until its last text has ended, besides the state of one text.
 const MAX_STATE_BYTES: u64 = 64 << 20;
 
 /// The number of texts for each prompt.
@@ -20,7 +20,7 @@ const MAX_STATE_BYTES: u64 = 64 << 20;
 pub(in crate::api) struct Choices {
     /// Texts in the response.
     pub(in crate::api) returned: usize,
-    /// Texts that are generated; if more than returned, the likeliest are.
+    /// Texts that are generated; if more than `returned`, the likeliest are returned.
     pub(in crate::api) generated: usize,
 }
 
@@ -58,12 +58,12 @@ impl Choices {
         self.generated > self.returned
     }
 
-    /// The parameter that asks for more than one text.
+    /// Returns the parameter that asks for more than one text.
     pub(super) fn name(self) -> &'static str {
         if self.are_ranked() { "best_of" } else { "n" }
     }
 
-    /// Refuses several texts for one conversation, unless the request says which of them stay.
+    /// Refuses several texts for one conversation, unless the request says which of them are kept.
     pub(super) fn check_conversation(self, keep: Option<Keep>) -> Result<(), ApiError> {
         let name = self.name();
         let message = if self.generated == 1 {
@@ -81,14 +81,15 @@ impl Choices {
         Err(ApiError::invalid(Some(name), message))
     }
 
-    /// The bytes of the states that are held until the last text has ended; refuses more than one response may hold.
+    /// Returns the bytes of the states that are held until the last text has ended. Refuses more than one response may
+    /// hold.
     pub(super) fn held_states(self, keep: Option<Keep>, streamed: bool, served: &Served) -> Result<u64, ApiError> {
         let (asked, until) = match keep {
             Some(Keep::All) => ("keep: all", "until the last one ends"),
-            // A text that ends takes the place of the best one or is dropped, but a stream finds out only once its client has
-            // read what came before; meanwhile the slots go to the next texts.
+            // A text that ends replaces the best one or is dropped, but a stream handles its end only once the client
+            // has read what came before. Meanwhile the slots go to the next texts.
             Some(Keep::Best) if streamed => ("keep: best and stream: true", "until the client has read them"),
-            // Without a stream that is at once, so the states that exist are bounded by the engine's slots.
+            // Without a stream this happens at once, so the number of states is limited by the engine's slots.
             Some(Keep::Best | Keep::Nothing) | None => return Ok(0),
         };
         let others = self.generated as u64 - 1;
@@ -107,7 +108,7 @@ impl Choices {
     }
 
     /// Refuses more texts than the queue can hold, and more tokens than one request may take. `listed` log
-    /// probabilities come with each token of a text, and with each token of the prompt if that is `echoed`.
+    /// probabilities come with each token of a text, and with each token of the prompt if it is `echoed`.
     pub(super) fn check_size(
         self,
         prompts: &[Vec<u32>],
@@ -144,13 +145,13 @@ impl Choices {
     }
 }
 
-/// Tokens that one request may take.
+/// Returns the most tokens that one request may take.
 fn request_tokens(served: &Served) -> u64 {
     let limits = &served.limits;
     MIN_REQUEST_TOKENS.max((limits.longest_prompt() as u64).saturating_add(limits.max_tokens as u64))
 }
 
-/// The most tokens that one text for each of `prompts` may have, with `listed` log probabilities per token.
+/// Returns the most tokens that one text for each of `prompts` may have, with `listed` log probabilities per token.
 pub(super) fn longest_text(prompts: &[Vec<u32>], listed: usize, served: &Served) -> usize {
     let prompt_tokens = prompts.iter().map(|ids| ids.len() as u64).sum();
     let each = (prompts.len() as u64).max(1).saturating_mul((listed as u64).saturating_add(1));

@@ -19,17 +19,19 @@ use crate::api::error::ApiError;
 use crate::api::state::{AppState, Served};
 use crate::session::{Owner, ResponseId, Restart, SessionId, Snapshot, StoreError, Turn, VersionId};
 
-/// Bytes of a body besides the state in it.
+/// Bytes that a body may have besides the state in it.
 const BODY_MARGIN: usize = 64 << 10;
 
 /// Longest time that a request may wait for its session.
 const MAX_WAIT: Duration = Duration::from_mins(10);
 
-/// How long a turn waits for its session that is carried out again: the server that had it may be gone only now.
+/// How long a turn that is carried out again waits for its session: the server that had the session may have died only
+/// now.
 const REPEAT_WAIT: Duration = Duration::from_secs(15);
 
-/// What happens to a turn whose client disconnects before its end: it leaves no trace, it ends there, or it runs to its
-/// end and its stream can be resumed. Default: `rollback`, the only choice without `session`.
+/// What happens to a turn whose client disconnects before its end. `rollback`: it leaves no trace. `commit`: it ends
+/// there, with the text so far. `continue`: it runs to its end, and its stream can be resumed. Default: `rollback`, the
+/// only choice without `session`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub(in crate::api) enum OnDisconnect {
@@ -42,15 +44,15 @@ pub(in crate::api) enum OnDisconnect {
     Continue,
 }
 
-/// Which of the texts of a turn stay. `best`: the one whose tokens have the greatest mean log probability (the first of
-/// equals) becomes the session's new version. `all`: the others also become sessions, forks of this one. `none`: nothing is
-/// committed.
+/// Which texts of a turn are kept. `best`: the text whose tokens have the greatest mean log probability (the first of
+/// equals) becomes the session's new version. `all`: the others also become sessions, forks of this one. `none`:
+/// nothing is committed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub(in crate::api) enum Keep {
     /// The best text becomes the session's new version.
     Best,
-    /// The others become forks.
+    /// The best text becomes the session's new version, and the others become forks.
     All,
     /// The session stays as it was.
     #[serde(rename = "none")]
@@ -77,12 +79,12 @@ pub(in crate::api) struct SessionParameters {
 #[derive(Debug)]
 pub(in crate::api) struct Repeat {
     pub(in crate::api) restart: Restart,
-    /// The version that it makes.
+    /// The version that the turn creates.
     pub(in crate::api) version: VersionId,
 }
 
 impl SessionParameters {
-    /// Only the turn of a session can outlive its client.
+    /// Returns what happens on a disconnect. Only the turn of a session can outlive its client.
     pub(in crate::api) fn on_disconnect(&self) -> Result<OnDisconnect, ApiError> {
         match self.on_disconnect {
             Some(choice) if choice != OnDisconnect::Rollback && self.session.is_none() => {
@@ -109,13 +111,13 @@ pub(in crate::api) enum CommitPlan {
 }
 
 impl CommitPlan {
-    /// The turn of a session.
+    /// Returns the turn, if the request is one of a session.
     pub(in crate::api) fn turn(&self) -> Option<&Turn> {
         if let Self::Turn { turn, .. } = self { Some(turn) } else { None }
     }
 
-    /// Creates the session of a turn, if it is not there yet. Reserves space for the text that the request adds to a
-    /// conversation, if that is kept, and returns what records it for each of the texts.
+    /// Creates the session of a turn, if it does not exist yet. If the texts of conversations are stored, reserves
+    /// space for what the request adds, and returns a recorder for each text.
     pub(in crate::api) async fn prepare(
         &mut self,
         state: &AppState,
@@ -135,7 +137,7 @@ impl CommitPlan {
         Ok(if keeps_text { Recorders::new(&recorder, demand.texts) } else { Recorders::default() })
     }
 
-    /// The version that will be the session's current one.
+    /// Returns the version that will be the session's head.
     pub(in crate::api) fn version(&self) -> Option<&VersionId> {
         match self {
             Self::Turn { turn, keep: Some(Keep::Nothing), .. } => Some(&turn.session().head.id),
@@ -144,21 +146,21 @@ impl CommitPlan {
         }
     }
 
-    /// Which of several texts stay.
+    /// Returns which of several texts are kept.
     pub(in crate::api) fn keep(&self) -> Option<Keep> {
         if let Self::Turn { keep, .. } = self { *keep } else { None }
     }
 
-    /// Whether the state at the end of each text is needed, of which there are `texts`.
+    /// Whether the state at the end of each of the `texts` is needed.
     pub(super) fn needs_ends(&self, texts: usize) -> bool {
         match self.keep() {
             Some(keep) => keep != Keep::Nothing,
-            // Nobody knows which of several texts will be continued, and keeping all of them would evict others.
+            // It is not known which of several texts will be continued, and keeping all states would evict others.
             None => texts == 1,
         }
     }
 
-    /// The owner of the request.
+    /// Returns the owner of the request.
     pub(in crate::api) fn owner(&self) -> Owner {
         match self {
             Self::Prefixes(owner)
@@ -172,30 +174,31 @@ impl CommitPlan {
 
 /// What a request continues, and what is committed at its end.
 pub(in crate::api) struct Continuation {
-    /// The conversation so far; none if the prompt is the whole text.
+    /// The conversation so far; `None` if the prompt is the whole text.
     snapshot: Option<Arc<Snapshot>>,
     plan: CommitPlan,
 }
 
 impl Continuation {
-    /// A new text. Prefixes of its prompt may be known.
+    /// Continues nothing: a new text, whose prompt may begin with a known prefix.
     pub(in crate::api) fn none(owner: Owner) -> Self {
         Self { snapshot: None, plan: CommitPlan::Prefixes(owner) }
     }
 
-    /// A conversation whose last state is `snapshot`.
+    /// Continues a conversation whose last state is `snapshot`.
     pub(in crate::api) fn of(snapshot: Arc<Snapshot>, plan: CommitPlan) -> Self {
         Self { snapshot: Some(snapshot), plan }
     }
 
-    /// A text that the state of a session may be a prefix of, and that becomes the session's next version.
+    /// Continues a slot: the prompt may begin with the text of the session's state, and the whole text becomes the
+    /// session's next version.
     pub(in crate::api) fn slot(owner: Owner, turn: Turn) -> Self {
         let plan = CommitPlan::Turn { owner, turn: Box::new(turn), version: VersionId::new(), label: None, keep: None };
         Self { snapshot: None, plan }
     }
 
-    /// The conversation that `parameters` name. A session is locked for the request, after a wait if `prefer` asks for
-    /// one.
+    /// Finds the conversation that `parameters` name. Locks a session for the request, after a wait if the `Prefer`
+    /// header asks for one.
     pub(in crate::api) async fn find(
         parameters: SessionParameters,
         state: &AppState,
@@ -244,18 +247,18 @@ impl Continuation {
         Ok(Self::of(head, CommitPlan::Turn { owner, turn, version: VersionId::new(), label, keep }))
     }
 
-    /// The conversation so far.
+    /// Returns the conversation so far.
     pub(in crate::api) fn snapshot(&self) -> Option<&Arc<Snapshot>> {
         self.snapshot.as_ref()
     }
 
-    /// Which of several texts stay.
+    /// Returns which of several texts are kept.
     pub(super) fn keep(&self) -> Option<Keep> {
         self.plan.keep()
     }
 
-    /// What records the text that a request with this prompt adds, where it is stored. The prompt consists of `messages` if they
-    /// are given.
+    /// Returns the recorder of the text that a request with this prompt adds, if that text is stored. `messages` are
+    /// those of the prompt, if it consists of messages.
     pub(super) fn recorder(
         &self,
         prompt: &[u32],
@@ -271,18 +274,18 @@ impl Continuation {
         }
     }
 
-    /// What is committed at the end.
+    /// Returns what is committed at the end.
     pub(super) fn plan(&self) -> &CommitPlan {
         &self.plan
     }
 
-    /// The same, for a run.
+    /// Takes what is committed at the end, for a run.
     pub(in crate::api) fn into_plan(self) -> CommitPlan {
         self.plan
     }
 }
 
-/// Why a turn of `texts` cannot leave forks.
+/// Converts the error of a turn of `texts` texts that cannot leave forks.
 fn no_forks(error: StoreError, texts: usize) -> ApiError {
     match error {
         StoreError::TooManyForks { versions, bound, .. } => {
@@ -297,7 +300,7 @@ fn no_forks(error: StoreError, texts: usize) -> ApiError {
     }
 }
 
-/// The state that a client has kept, or the empty one.
+/// Opens the sealed state that a client has kept; without one, returns an empty state.
 async fn open_state(
     state: &AppState,
     served: &Arc<Served>,
@@ -327,18 +330,18 @@ async fn open_state(
     opening.await
 }
 
-/// A session's id from a client; a malformed one is reported as missing.
+/// Parses a session's id from a client; a malformed one is reported as missing.
 pub(in crate::api) fn session_id(id: &str, param: &str) -> Result<SessionId, ApiError> {
     SessionId::parse(id).ok_or_else(|| ApiError::missing(param, "session"))
 }
 
-/// A version's id from a client; a malformed one is reported as missing.
+/// Parses a version's id from a client; a malformed one is reported as missing.
 pub(in crate::api) fn version_id(id: &str, param: &str) -> Result<VersionId, ApiError> {
     VersionId::parse(id).ok_or_else(|| ApiError::missing(param, "version"))
 }
 
-/// Begins a turn. If its session has moved on from the version that `If-Match` names, the request may be a retry of the one
-/// that has moved it, on another server, after this one has looked for its receipt.
+/// Begins a turn. If its session has moved on from the version that `If-Match` names, the request may be a retry of the
+/// turn that has moved it, if that ran on another server after this one looked for its receipt.
 pub(in crate::api) async fn begin(
     state: &AppState,
     owner: Owner,
@@ -356,7 +359,7 @@ pub(in crate::api) async fn begin(
     }
 }
 
-/// The version that `If-Match` names, with or without quotes; none for `*`.
+/// Returns the version that `If-Match` names, with or without quotes; `None` without the header and for `*`.
 pub(in crate::api) fn if_match(headers: &HeaderMap) -> Result<Option<VersionId>, ApiError> {
     let Some(value) = headers.get("if-match") else { return Ok(None) };
     let value = value.to_str().unwrap_or_default().trim().trim_matches('"');
@@ -367,7 +370,7 @@ pub(in crate::api) fn if_match(headers: &HeaderMap) -> Result<Option<VersionId>,
     VersionId::parse(value).map(Some).ok_or_else(message)
 }
 
-/// How long to wait for a session in use: `Prefer: wait=SECONDS` (RFC 7240); by default not at all.
+/// Returns how long to wait for a session in use: `Prefer: wait=SECONDS` (RFC 7240); by default not at all.
 pub(in crate::api) fn wait(headers: &HeaderMap) -> Result<Duration, ApiError> {
     let values = headers.get_all("prefer").iter().filter_map(|value| value.to_str().ok());
     let mut parts = values.flat_map(|value| value.split([',', ';']));

@@ -5,12 +5,12 @@ use crate::api::error::ApiError;
 use crate::api::state::Served;
 use crate::text::{Around, Pace, TextError};
 
-/// The ids of `text`, which `param` gave. To be called on a thread for blocking work.
+/// Encodes `text`, which the parameter `param` gave, into token ids. Call it on a thread for blocking work.
 pub(in crate::api) fn encode(text: &str, around: Around, param: &str, served: &Served) -> Result<Vec<u32>, ApiError> {
     encode_up_to(served.limits.longest_prompt(), text, around, param, served)
 }
 
-/// [`encode`] with another limit in tokens. The result may exceed it; far more is not read.
+/// Like [`encode`], with another limit in tokens. The result may exceed the limit, but text far beyond it is not read.
 pub(in crate::api) fn encode_up_to(
     most: usize,
     text: &str,

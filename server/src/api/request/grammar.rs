@@ -1,7 +1,7 @@
-//! The grammar that an answer must follow, from its first token to its last. Reasoning is before the answer.
+//! The grammar that an answer must follow, from its first token to its last. Reasoning comes before the answer.
 //!
-//! An answer that is cut off by its length or by a stop string is a beginning of what the grammar allows, and may be
-//! unfinished JSON.
+//! An answer that is cut off by its length or by a stop string is only the beginning of what the grammar allows, and
+//! may be unfinished JSON.
 
 use std::sync::Arc;
 
@@ -19,17 +19,17 @@ pub(in crate::api) struct GrammarRequest {
     spec: GrammarSpec,
     /// The field that asks for it.
     pub(in crate::api) param: &'static str,
-    /// Its place in that field.
+    /// The path of the grammar in the request.
     path: String,
 }
 
 impl GrammarRequest {
-    /// A grammar at `path` in the field `param`.
+    /// Creates a request for a grammar at `path` in the field `param`.
     pub(in crate::api) fn new(spec: GrammarSpec, param: &'static str, path: impl Into<String>) -> Self {
         Self { spec, param, path: path.into() }
     }
 
-    /// The same after the model's reasoning, where that has a place.
+    /// Returns this grammar after the model's reasoning, if reasoning is possible.
     pub(super) fn after_reasoning(self, start: ReasoningStart) -> Self {
         Self { spec: self.spec.after_reasoning(start), ..self }
     }
@@ -39,7 +39,7 @@ impl GrammarRequest {
         self.spec.is_json()
     }
 
-    /// What is known of the grammar.
+    /// Looks up the grammar among the compiled ones.
     pub(super) fn find(self, served: &Served) -> Result<GrammarLookup, ApiError> {
         match served.grammars.cached(&self.spec) {
             Ok(Some(grammar)) => Ok(GrammarLookup::Compiled(grammar)),
@@ -60,17 +60,17 @@ impl GrammarRequest {
     }
 }
 
-/// What a request asks of the form of its answers.
+/// What a request requires of the form of its answers.
 #[derive(Debug, Default)]
 pub(in crate::api) struct GrammarParameters {
     pub(in crate::api) grammar: Option<GrammarRequest>,
-    /// Whether objects may have properties that their schemas do not name, where those do not say so themselves.
+    /// Whether objects may have properties that their schemas do not name, if the schemas do not say so themselves.
     pub(in crate::api) additional_properties: bool,
 }
 
 impl GrammarParameters {
-    /// The grammar of a request's answers: that of its tools, or the one it asks for. If it asks for JSON and has tools, an
-    /// answer is calls or JSON, unless it has to be a call.
+    /// Returns the grammar of a request's answers: that of its tools, or the one that it asks for. If it asks for JSON
+    /// and has tools, an answer is calls or JSON, unless it has to be a call.
     pub(super) fn of(self, tools: Option<&mut Tools>) -> Result<Option<GrammarRequest>, ApiError> {
         let request = match (self.grammar, tools) {
             (grammar, None) => grammar,
@@ -93,18 +93,18 @@ impl GrammarParameters {
     }
 }
 
-/// What is known of a request's grammar before it is compiled.
+/// The result of looking up a request's grammar before it is compiled.
 pub(in crate::api) enum GrammarLookup {
-    /// It asks for none.
+    /// The request asks for no grammar.
     Absent,
-    /// It has been compiled before.
+    /// The grammar has been compiled before.
     Compiled(Arc<CompiledGrammar>),
-    /// It is not in the cache.
+    /// The grammar is not in the cache.
     Missing(GrammarRequest),
 }
 
 impl GrammarLookup {
-    /// The grammar, compiled in its turn: each owner compiles one at a time.
+    /// Returns the grammar, and compiles it if necessary. Each owner compiles one grammar at a time.
     pub(in crate::api) async fn compile(
         self,
         state: &AppState,

@@ -1,4 +1,4 @@
-//! What tells the response to a request from another one to the same request: its id and its time.
+//! What distinguishes the responses to two identical requests: their ids and their times.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -11,23 +11,23 @@ use crate::session::hex;
 /// What is random in the events of a response, and what depends on the time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::api) struct Identity {
-    /// The part of its id after the format's prefix.
+    /// The response's id, without the format's prefix.
     pub(in crate::api) id: String,
     /// When the response began, in seconds since 1970.
     pub(in crate::api) created: u64,
-    /// Whether it states how long its texts took.
+    /// Whether the response states how long its texts took.
     #[serde(skip)]
     pub(in crate::api) timed: bool,
 }
 
 impl Identity {
-    /// The identity of a new response.
+    /// Creates the identity of a new response.
     pub(in crate::api) fn new() -> Self {
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         Self { id: format!("{:032x}", rand::rng().random::<u128>()), created, timed: true }
     }
 
-    /// The id of a call in the text `index`, after the format's prefix.
+    /// Returns the id of a call in the text `index`, without the format's prefix.
     pub(in crate::api) fn call(&self, index: usize, call: usize) -> String {
         hex(&Sha256::digest(format!("{} {index} {call}", self.id))[..16])
     }

@@ -1,18 +1,18 @@
-//! How much memory the log probabilities of a response take, and the most that one request may ask for.
+//! The memory that the log probabilities of a response take, and the most that one request may ask for.
 //!
 //! A response in one piece is held until it is written: the log probabilities in compact form, and at the end its text.
-//! A stream holds only those of its prompts, which it sends at once.
+//! A stream holds only the log probabilities of its prompts, which it sends at once.
 
 use super::choices::Choices;
 use super::names::ParameterNames;
 use crate::api::error::ApiError;
 use crate::api::memory::MAX_BYTES;
 
-/// Bytes that a listed log probability takes on average: 8 while the response is generated, and the rest for its JSON. That
-/// has about 65, and 4 or 5 for each byte of the token: one of a token with more than 12 bytes takes more.
+/// Bytes that a listed log probability takes on average: 8 while the response is generated, and the rest for its JSON.
+/// The JSON takes about 65 bytes, and 4 or 5 for each byte of the token, so a token with more than 12 bytes takes more.
 const BYTES_EACH: u64 = 128;
 
-/// The part of [`MAX_BYTES`], as a divisor, for the texts of a request that asks for the greatest length: it would otherwise
+/// The divisor of [`MAX_BYTES`] for the texts of a request that asks for the greatest length: it would otherwise
 /// reserve memory that it most likely does not need.
 pub(super) const DEFAULT_PART: u64 = 16;
 
@@ -28,8 +28,8 @@ pub(super) struct Listing {
 }
 
 impl Listing {
-    /// The log probabilities of a request for these texts. `echoes` says whether each begins with its prompt, and
-    /// `collected` whether the response is held until its end.
+    /// Describes the log probabilities of a request for these texts. `echoes` says whether each text begins with its
+    /// prompt, and `collected` whether the response is held until its end.
     pub(super) fn new(
         listed: Option<usize>,
         (prompts, choices): (&[Vec<u32>], Choices),
@@ -46,20 +46,20 @@ impl Listing {
         }
     }
 
-    /// The longest text that `bytes` leave room for beside the echoed prompts; `None` if the length does not matter.
+    /// Returns the longest text that fits in `bytes` besides the echoed prompts; `None` if the length does not matter.
     fn longest(&self, bytes: u64) -> Option<u64> {
         let tokens = bytes / BYTES_EACH.saturating_mul(self.each).max(1);
         tokens.saturating_sub(self.echoed).checked_div(self.held_texts).filter(|_| self.each > 0)
     }
 
-    /// Most tokens of a text whose request names no bound, if its generated texts may take a `part` of the memory; `None`
-    /// without a bound.
+    /// Returns the most tokens of a text whose request sets no limit, if its generated texts may take 1/`part` of the
+    /// memory; `None` if memory sets no limit.
     pub(super) fn default_tokens(&self, part: u64) -> Option<usize> {
         let modest = Self { echoed: 0, ..*self }.longest(MAX_BYTES / part)?;
         Some(usize::try_from(modest.min(self.longest(MAX_BYTES)?)).unwrap_or(usize::MAX).max(1))
     }
 
-    /// The bytes to reserve for texts of up to `max_tokens`; refuses more than one response may hold.
+    /// Returns the bytes to reserve for texts of up to `max_tokens`. Refuses more than one response may hold.
     pub(super) fn bytes(&self, max_tokens: usize, names: &ParameterNames) -> Result<u64, ApiError> {
         let of_tokens = |tokens: u64| tokens.saturating_mul(self.each).saturating_mul(BYTES_EACH);
         let bytes = of_tokens(self.echoed.saturating_add(self.held_texts.saturating_mul(max_tokens as u64)));
@@ -131,7 +131,7 @@ mod tests {
     fn texts_of_the_greatest_length_get_a_part_of_the_limit() {
         assert_eq!(listing(20, 1, false, true).default_tokens(DEFAULT_PART), Some((4 << 20) / 128 / 21 / 2));
         assert_eq!(listing(20, 1, false, false).default_tokens(DEFAULT_PART), None);
-        // Those of a default length get all of it.
+        // Texts of a default length get all of it.
         assert_eq!(listing(20, 8, false, true).default_tokens(1), Some((64 << 20) / 128 / 21 / 16));
         // Echoed prompts leave less.
         let echoed = Listing { echoed: 24_966 - 10, ..listing(20, 1, true, true) };

@@ -1,4 +1,4 @@
-//! Which messages a prompt has, and where in it their contents are, so that they can be read back.
+//! Records which messages a prompt has, and where in it their contents are, so that they can be read back.
 
 use serde_json::Value;
 
@@ -9,16 +9,16 @@ use crate::text::{Message, Vocabulary};
 #[derive(Clone, Debug)]
 pub(in crate::api) struct PromptMessages {
     pub(super) added: Vec<AddedMessage>,
-    /// Whether the last one is the beginning of the answer.
+    /// Whether the last message is the beginning of the answer.
     pub(super) prefilled: bool,
 }
 
-/// How far from the last content found the next one may begin, in bytes. A content that is not there is kept, so that
-/// looking for it does not read the rest of the prompt for each message.
+/// How far after the last content found the next one may begin, in bytes. A content that is not found there is stored
+/// as text, so that the search does not read the rest of the prompt for each message.
 const DISTANCE: usize = 4 << 10;
 
-/// The messages of a prompt, followed by the beginning of the answer, if it has one. A content that the chat template has not
-/// changed is found in the prompt's text, and not stored again.
+/// Returns the messages of a prompt, followed by the beginning of the answer, if it has one. A content that the chat
+/// template has not changed is found in the prompt's text, and not stored again.
 pub(in crate::api) fn added(
     messages: &[Message],
     prefill: Option<&str>,

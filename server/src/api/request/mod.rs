@@ -1,8 +1,8 @@
-//! The internal request: what every wire format asks for, in one type that knows no wire format.
+//! The internal request: what every wire format asks for, in one type that does not depend on any wire format.
 //!
-//! A format builds a [`TextRequest`]; [`TextRequest::validate`] turns it into requests for the engine. Validation checks
-//! what concerns the request as a whole: its prompts, the number of texts, their size together, its conversation. The
-//! parameters of a single text are checked by `engine::Request::new` alone, which validation calls.
+//! A format builds a [`TextRequest`]; [`TextRequest::validate`] turns it into requests for the engine. Validation
+//! checks what concerns the request as a whole: its prompts, the number of texts, their total size, its conversation.
+//! The parameters of a single text are checked only by `engine::Request::new`, which validation calls.
 
 pub(super) mod blocking;
 pub(super) mod choices;

@@ -1,9 +1,10 @@
-//! The names that formats have for parameters.
+//! The names of parameters in each format.
 
 use crate::api::error::ApiError;
 use crate::engine::RequestError;
 
-/// The names that a format has for parameters whose names differ between formats. Errors name what the client sent.
+/// A format's names for the parameters that are named differently in other formats, so that errors name what the client
+/// sent.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::api) struct ParameterNames {
     pub(in crate::api) prompt: &'static str,
@@ -13,12 +14,12 @@ pub(in crate::api) struct ParameterNames {
 }
 
 impl ParameterNames {
-    /// OpenAI's names.
+    /// Returns OpenAI's names.
     pub(in crate::api) const fn openai(prompt: &'static str, max_tokens: &'static str) -> Self {
         Self { prompt, max_tokens, stop: "stop", repetition_penalty: "repetition_penalty" }
     }
 
-    /// The engine's refusal of a text, with the name that the client knows.
+    /// Converts the engine's refusal of a text, with the parameter's name that the client knows.
     pub(in crate::api) fn error(&self, error: &RequestError) -> ApiError {
         let parameter = error.parameter();
         let name = match parameter {

@@ -1,4 +1,4 @@
-//! From prompts and messages to the token ids that the engine reads.
+//! Turns prompts and messages into the token ids that the engine reads.
 
 use serde_json::{Map, Value};
 
@@ -20,7 +20,7 @@ pub(in crate::api) enum Prompt {
     Missing,
     /// One prompt or several. Without `add_special_tokens`, texts are encoded without the special tokens around them.
     Inputs { inputs: Vec<Input>, add_special_tokens: bool },
-    /// Messages, which the checkpoint's chat template makes into a text.
+    /// Messages, which the checkpoint's chat template turns into a text.
     Messages(Conversation),
 }
 
@@ -31,7 +31,8 @@ pub(in crate::api) struct Conversation {
     pub(in crate::api) ending: Ending,
     /// Further variables for the template.
     pub(in crate::api) variables: Map<String, Value>,
-    /// Whether the messages of a turn may have no answers: the conversation has its own, and would read them twice.
+    /// Whether the messages of a turn must not include answers: the conversation already has its answers, and would
+    /// read them twice.
     pub(in crate::api) only_new: bool,
 }
 
@@ -41,7 +42,7 @@ pub(in crate::api) enum Ending {
     /// The beginning of an answer.
     #[default]
     Answer,
-    /// An answer that begins with this text, and continues it.
+    /// An answer that begins with this text, which the model continues.
     Prefill(String),
     /// Nothing: the model decides how to go on.
     Nothing,
@@ -54,24 +55,24 @@ impl From<Vec<Message>> for Conversation {
 }
 
 impl Conversation {
-    /// What the template gets besides the messages.
+    /// Returns what the template gets besides the messages.
     fn input<'a>(&'a self, tools: Option<&'a Tools>) -> TemplateInput<'a> {
         let closed = matches!(self.ending, Ending::Nothing);
         TemplateInput { tools: tools.map(Tools::template), variables: Some(&self.variables), closed }
     }
 
-    /// The text at the beginning of the answer.
+    /// Returns the text at the beginning of the answer.
     fn prefill(&self) -> &str {
         if let Ending::Prefill(text) = &self.ending { text } else { "" }
     }
 
-    /// Its messages, and where in `prompt` their contents are.
+    /// Returns the messages, and where in `prompt` their contents are.
     pub(in crate::api) fn added(&self, prompt: &[u32], served: &Served) -> PromptMessages {
         let prefill = Some(self.prefill()).filter(|prefill| !prefill.is_empty());
         messages::added(&self.messages, prefill, prompt, served.tokenizer.vocabulary())
     }
 
-    /// The text of the conversation.
+    /// Renders the conversation as text.
     pub(in crate::api) fn render(
         &self,
         tools: Option<&Tools>,
@@ -91,7 +92,7 @@ impl Conversation {
 pub(in crate::api) enum Input {
     Text(String),
     Ids(Vec<u32>),
-    /// Texts and token ids one after the other.
+    /// Texts and token ids, one after the other.
     Mixed(Vec<Piece>),
 }
 
@@ -103,23 +104,24 @@ pub(in crate::api) enum Piece {
 }
 
 impl Prompt {
-    /// Where the prompt leaves the reasoning of a model that reasons.
+    /// Returns where the prompt leaves the reasoning of a model that reasons.
     pub(in crate::api) fn reasoning_start(&self, tools: Option<&Tools>, served: &Served) -> Option<ReasoningStart> {
         let Self::Messages(conversation) = self else { return None };
         let template = served.template.as_deref().filter(|template| template.has_reasoning())?;
         let messages = &conversation.messages;
         if messages.is_empty() {
-            // It continues an answer.
+            // The text continues an answer.
             return Some(ReasoningStart::Free);
         }
         let input = conversation.input(tools);
-        // The messages of a turn may be no whole conversation. A template's errors are reported when the prompt is encoded.
+        // The messages of a turn need not be a whole conversation. A template's errors are reported when the prompt is
+        // encoded.
         let whole = template.render_with(messages, input);
         let text = whole.or_else(|_| template.render_more_with(messages, input, After::Answer)).ok()?;
         Some(ReasoningStart::after((text + conversation.prefill()).as_bytes()))
     }
 
-    /// The token ids of each prompt, which `param` asks for. `base` is the conversation that is continued.
+    /// Encodes each prompt, which `param` gave, into token ids. `base` is the conversation that is continued.
     pub(in crate::api) fn encode(
         self,
         param: &str,
@@ -167,8 +169,8 @@ impl Input {
                 for (at, piece) in pieces.into_iter().enumerate() {
                     match piece {
                         Piece::Id(id) => ids.push(id),
-                        // A text in front gets the special tokens that begin every text; ids in front are taken as
-                        // they are.
+                        // A leading text gets the special tokens that begin every text; leading ids are taken as they
+                        // are.
                         Piece::Text(text) if at == 0 => {
                             ids.extend(encode(&text, Around::Begin, param, served)?);
                         }
@@ -181,8 +183,8 @@ impl Input {
     }
 }
 
-/// The ids of a text: with the special tokens around it at the start of a conversation, without them after that. A
-/// source always has them; an empty one lets the answer before it continue.
+/// Encodes a text: with the special tokens around it at the start of a conversation, without them after that. A source
+/// always has them; an empty source lets the answer before it continue.
 pub(in crate::api) fn encode_text(
     text: &str,
     param: &str,
@@ -196,7 +198,7 @@ pub(in crate::api) fn encode_text(
     }
 }
 
-/// The ids of a conversation's messages, or of its further messages, up to where the model's answer begins.
+/// Encodes a conversation's messages, or its further messages after `base`, up to where the model's answer begins.
 fn encode_messages(
     conversation: &Conversation,
     tools: Option<&Tools>,
@@ -221,7 +223,7 @@ fn encode_messages(
     encode(&(text + conversation.prefill()), Around::More, param, served)
 }
 
-/// The ids of messages that no answer follows, at the start of a conversation or after `base`.
+/// Encodes messages that no answer follows, at the start of a conversation or after `base`.
 pub(in crate::api) fn encode_closed_messages(
     messages: &[Message],
     param: &str,

@@ -1,4 +1,4 @@
-//! The sampling parameters of a request, and the model's recommended ones, which they override.
+//! Applies the sampling parameters of a request over the model's recommended ones.
 
 use rand::Rng;
 use tidegate_model::SamplingParams;
@@ -24,7 +24,7 @@ pub(in crate::api) struct SamplingOverrides {
 }
 
 impl SamplingOverrides {
-    /// The parameters to sample with. Their bounds are checked by the engine.
+    /// Returns the parameters to sample with. The engine checks their bounds.
     pub(super) fn apply(self, recommended: &SamplingParams) -> Result<SamplingParams, ApiError> {
         let mut sampling = recommended.clone();
         let set = |target: &mut f32, value: Option<f64>| {

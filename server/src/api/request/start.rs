@@ -1,4 +1,5 @@
-//! What a text starts from: the conversation before it, or a state in the prefix cache; and what it leaves there.
+//! Chooses what a text starts from (the conversation before it, or a state in the prefix cache), and which states it
+//! adds to the cache.
 
 use std::sync::Arc;
 
@@ -7,17 +8,18 @@ use crate::api::state::Served;
 use crate::engine::{Keeper, Start, TakeSnapshots};
 use crate::session::{Owner, PrefixIndex, Snapshot, Turn};
 
-/// What an engine's request for a text gets besides its parameters.
+/// What an engine request for a text gets besides its parameters.
 pub(in crate::api) struct TextStart {
     pub(in crate::api) start: Start,
-    /// Whether what follows needs the state at the end of the text.
+    /// Whether the state at the end of the text is needed.
     pub(in crate::api) snapshot: bool,
-    /// What goes to the prefix cache.
+    /// Takes the text's states into the prefix cache; `None` if none go there.
     pub(in crate::api) keeper: Option<Keeper>,
 }
 
 impl TextStart {
-    /// The start of `texts` with this prompt, which may `only_read` it.
+    /// Returns the start of `texts` texts with this prompt. `only_read` says that they only read the prompt and
+    /// generate nothing.
     pub(super) fn new(
         continuation: &Continuation,
         served: &Served,
@@ -25,14 +27,14 @@ impl TextStart {
         (texts, only_read): (usize, bool),
     ) -> Self {
         let plan = continuation.plan();
-        // A request that only reads has nothing but its end.
+        // A request that only reads has no result but its end state.
         let end = plan.needs_ends(texts) || only_read;
         let snapshot = end && !matches!(plan, CommitPlan::Prefixes(_));
-        // Turns go on from the session's state. The next request of any other client may be this one's text and more, also after
-        // a stored response.
+        // The next turn continues from the session's state. Without a session, the next request may extend this
+        // request's text, even after a stored response.
         let cached_end = only_read || (end && plan.turn().is_none());
         match continuation.snapshot() {
-            // The server keeps nothing of it.
+            // The server keeps nothing of a conversation that the client keeps.
             Some(conversation) if matches!(plan, CommitPlan::ClientState { .. }) => {
                 Self { start: Start::Session(Arc::clone(conversation)), snapshot, keeper: None }
             }
@@ -48,8 +50,9 @@ impl TextStart {
         }
     }
 
-    /// The start of a turn, which ends with a snapshot. The first one of a conversation may begin like other texts, and leaves
-    /// the states of its prompt in the cache, and that of its `end` as well if so asked.
+    /// Returns the start of a turn, which ends with a snapshot. The first turn of a conversation may share a prefix
+    /// with other texts, so it starts from the prefix cache and adds the states of its prompt to it, and with `end`
+    /// also its end state.
     pub(in crate::api) fn turn(
         conversation: &Arc<Snapshot>,
         served: &Served,
@@ -68,8 +71,8 @@ impl TextStart {
     }
 }
 
-/// The longest state that is known of `prompt`, in the prefix cache or `other`; and what takes the states of the text there,
-/// that of its `end` as well if so asked.
+/// Returns the longest known state of `prompt`, from the prefix cache or `other`, and what takes the text's states into
+/// the cache, with `end` also its end state.
 fn known(
     served: &Served,
     owner: Owner,

@@ -1,12 +1,12 @@
 //! The tools that an answer may call.
 //!
 //! The model writes a call as `{"name": "…", "arguments": {…}}`. The grammar ensures that the name is a tool's and that
-//! the arguments follow its schema. With `required`, or a tool's name, the answer is a call. With `auto` it is a call if
-//! it begins with `{"name": `, and plain text otherwise; if the request has a JSON schema, the text follows it. An answer
-//! makes one call, or with `parallel` up to [`MAX_CALLS`], each on a line of its own.
+//! the arguments follow its schema. With `required`, or a tool's name, the answer is a call. With `auto` it is a call
+//! if it begins with `{"name": `, and plain text otherwise; if the request has a JSON schema, the text follows it. An
+//! answer makes one call, or with `parallel` up to [`MAX_CALLS`], each on a line of its own.
 //!
-//! The model sees of the tools what the checkpoint's chat template writes of `tools`. If a template ignores them, the
-//! model has to guess from the conversation; the form of the call holds anyway.
+//! The model sees only what the checkpoint's chat template writes of `tools`. If a template ignores them, the model has
+//! to guess from the conversation, but the form of the call still holds.
 
 use std::collections::BTreeSet;
 
@@ -30,7 +30,7 @@ pub(in crate::api) enum ToolChoice {
     None,
     Auto,
     Required,
-    /// The tool with this name; the second is the path of the name in the request.
+    /// The tool with this name. The second field is the path of the name in the request.
     Named(String, &'static str),
 }
 
@@ -43,7 +43,7 @@ pub(in crate::api) struct Tool {
 }
 
 impl Tool {
-    /// Checks a tool that stands at `path`, with its parameters' JSON schema in the field `schema_name`.
+    /// Checks a tool at `path`, with its parameters' JSON schema in the field `schema_name`.
     pub(in crate::api) fn new(
         template: Value,
         name: String,
@@ -66,7 +66,7 @@ impl Tool {
         if arguments["type"] != "object" {
             return invalid(format!("{path}.{schema_name}.type must be object, found {}", arguments["type"]));
         }
-        // As in OpenAI's API, a schema that is not strict is followed as far as it can be.
+        // As in OpenAI's API, a schema that is not strict is followed as far as possible.
         let strict = template.pointer("/function/strict") == Some(&Value::Bool(true));
         Ok(Self { template, call: Call { name, arguments, strict } })
     }
@@ -79,12 +79,12 @@ pub(in crate::api) struct Tools {
     calls: Vec<Call>,
     choice: ToolChoice,
     parallel: bool,
-    /// The schema of the answers that are no calls; none if those are plain text.
+    /// The schema of answers that are not calls; `None` if they are plain text.
     schema: Option<Value>,
 }
 
 impl Tools {
-    /// Checks a request's tools; none if nothing may be called.
+    /// Checks a request's tools; returns `None` if none may be called.
     pub(in crate::api) fn new(
         tools: Vec<Tool>,
         choice: Option<ToolChoice>,
@@ -121,22 +121,22 @@ impl Tools {
         self.choice != ToolChoice::Auto
     }
 
-    /// The tools as the chat template takes them.
+    /// Returns the tools as the chat template takes them.
     pub(super) fn template(&self) -> &Value {
         &self.template
     }
 
-    /// Makes the answers that are no calls follow a JSON schema.
+    /// Makes answers that are not calls follow a JSON schema.
     pub(super) fn answer_json(&mut self, schema: Value) {
         self.schema = Some(schema);
     }
 
-    /// The grammar of an answer.
+    /// Returns the grammar of an answer.
     pub(super) fn grammar(&self) -> GrammarSpec {
         GrammarSpec::Calls(self.calls())
     }
 
-    /// The calls that an answer may make.
+    /// Returns the calls that an answer may make.
     pub(in crate::api) fn calls(&self) -> Calls {
         let tools = match &self.choice {
             ToolChoice::Named(name, _) => self.calls.iter().filter(|call| call.name == *name).cloned().collect(),
@@ -152,7 +152,7 @@ impl Tools {
     }
 }
 
-/// Refuses a name, at `path` in the field `param`, that no tool or schema may have.
+/// Refuses a name, at `path` in the field `param`, that is not valid for a tool or schema.
 pub(in crate::api) fn check_name(param: &str, path: &str, name: &str) -> Result<(), ApiError> {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-';
     if (1..=MAX_NAME).contains(&name.len()) && name.bytes().all(allowed) {

@@ -1,4 +1,4 @@
-//! The one validation of a request for text, from what a format asks for to what the engine runs.
+//! Validates a request for text: turns what a format asks for into what the engine runs.
 
 use std::sync::Arc;
 
@@ -23,7 +23,8 @@ use crate::engine::{Begun, Grammar, Request, RequestError, RequestParameters, sh
 use crate::session::Snapshot;
 use crate::text::{ChatTemplate, ReasoningStart};
 
-/// Tokens at the end of a prompt that may begin reasoning: many enough for its tag in single bytes and white space.
+/// Number of tokens at the end of a prompt that are searched for the start of reasoning: enough for its tag in single
+/// bytes and white space.
 const TAG_TOKENS: usize = 16;
 
 /// The longest text that a request allows, in tokens.
@@ -31,7 +32,7 @@ const TAG_TOKENS: usize = 16;
 pub(in crate::api) enum MaxTokens {
     /// As the request says.
     Given(u64),
-    /// The format's default, or the server's bound if that is lower: a request without a number is never refused.
+    /// The format's default, or the server's limit if that is lower: a request without a number is never refused.
     Default(usize),
     /// As many as a request of this size may have.
     Longest,
@@ -51,29 +52,30 @@ pub(in crate::api) struct TextRequest {
     pub(in crate::api) ignore_eos: bool,
     pub(in crate::api) sampling: SamplingOverrides,
     pub(in crate::api) choices: Choices,
-    /// How many log probabilities to list with each token beside its own; none if not asked for.
+    /// How many log probabilities to list with each token besides its own; `None` if not requested.
     pub(in crate::api) logprobs: Option<usize>,
     /// Whether the response begins with the prompt.
     pub(in crate::api) echo: bool,
-    /// Whether the prompt may be read without generating anything: its state is kept.
+    /// Whether the request may only read the prompt and generate nothing, because the state is kept.
     pub(in crate::api) may_only_read: bool,
     /// Whether the response is held until its end.
     pub(in crate::api) collected: bool,
-    /// Whether it is streamed. With an `Idempotency-Key` it may be held as well.
+    /// Whether the response is streamed. With an `Idempotency-Key`, it may be held as well.
     pub(in crate::api) streamed: bool,
     pub(in crate::api) grammar: GrammarParameters,
     pub(in crate::api) tools: Option<Tools>,
-    /// How answers that follow a grammar may begin with reasoning, if they may. [`Self::find_grammar`] finds out.
+    /// How answers that follow a grammar may begin with reasoning, if they may. [`Self::find_grammar`] sets it.
     pub(in crate::api) reasoning: Option<ReasoningStart>,
     pub(in crate::api) identity: Identity,
-    /// What another server has generated of its one text.
+    /// What another server has already generated of the request's only text.
     pub(in crate::api) begun: Option<Begun>,
-    /// The tokens that another server, which has begun to send the events of its one text, need not compute.
+    /// The number of cached tokens that another server has reported, if it has begun to send the events of the only
+    /// text.
     pub(in crate::api) reported_cached: Option<usize>,
 }
 
 impl TextRequest {
-    /// A request for one text with everything else left to the server.
+    /// Creates a request for one text with everything else left to the server.
     pub(in crate::api) fn new(names: ParameterNames, prompt: Prompt, max_tokens: MaxTokens) -> Self {
         Self {
             names,
@@ -100,7 +102,7 @@ impl TextRequest {
         }
     }
 
-    /// What is known of the grammar, which [`Self::validate`] takes compiled. To be called on a thread for blocking work.
+    /// Looks up the grammar, which [`Self::validate`] takes compiled. Call it on a thread for blocking work.
     pub(in crate::api) fn find_grammar(&mut self, served: &Served) -> Result<GrammarLookup, ApiError> {
         let Some(grammar) = std::mem::take(&mut self.grammar).of(self.tools.as_mut())? else {
             return Ok(GrammarLookup::Absent);
@@ -114,8 +116,8 @@ impl TextRequest {
         grammar.find(served)
     }
 
-    /// Checks the request against what is served, the conversation that it continues, and the quota of its key. To be
-    /// called on a thread for blocking work.
+    /// Checks the request against what is served, the conversation that it continues, and the quota of its key. Call it
+    /// on a thread for blocking work.
     pub(in crate::api) fn validate(
         self,
         served: &Arc<Served>,
@@ -145,10 +147,10 @@ impl TextRequest {
             MaxTokens::Given(given) => Some(check_max_tokens(given, &names, echo || self.may_only_read, served)?),
             MaxTokens::Default(_) | MaxTokens::Longest => None,
         };
-        // A prompt of another kind has no turns.
+        // Only a prompt of messages has turns.
         let template = served.template.as_deref().filter(|_| matches!(self.prompt, Prompt::Messages(_)));
         let turns = template.filter(|_| !self.ignore_eos).map(ChatTemplate::turns).unwrap_or_default();
-        // They can be read back where a conversation is stored.
+        // Messages can be read back where a conversation is stored.
         let conversation = match &self.prompt {
             Prompt::Messages(conversation) if base.is_some() => Some(conversation.clone()),
             _ => None,
@@ -165,7 +167,7 @@ impl TextRequest {
                 MaxTokens::Given(_) | MaxTokens::Longest => (longest_text(&prompts, listed, served), DEFAULT_PART),
             };
             let longest = listing.default_tokens(part).map_or(longest, |tokens| longest.min(tokens));
-            // A request without a number is not refused for the number of its tokens.
+            // A request that sets no limit gets what the quota allows, instead of a refusal.
             let quota = auth.and_then(|auth| auth.default_tokens(prompts.iter().map(Vec::len).sum()));
             let texts = (prompts.len() * choices.generated).max(1);
             quota.map_or(longest, |quota| longest.min((quota / texts).max(1)))
@@ -201,7 +203,7 @@ impl TextRequest {
         let prompt = prompts.first().map_or_else(Default::default, Vec::as_slice);
         let recorder = continuation.recorder(prompt, messages, served);
         let new_source = served.reads_sources() && !prompt.is_empty();
-        // In a slot, if the state is that of the slot, and not a longer one from the prefix cache.
+        // In a slot, the text continues only from the slot's own state, not from a longer one in the prefix cache.
         let known = cached.iter().sum::<usize>() as u64;
         let in_slot = recorder.as_ref().is_some_and(|recorder| known > 0 && recorder.read() == known);
         let continues = !new_source && (base.is_some() || in_slot);
@@ -230,13 +232,13 @@ impl TextRequest {
     }
 }
 
-/// Where a prompt leaves the reasoning of a model that reasons.
+/// Returns where a prompt leaves the reasoning of a model that reasons.
 fn reasoning_after(template: &ChatTemplate, prompt: &[u32], served: &Served) -> Option<ReasoningStart> {
     let last = &prompt[prompt.len().saturating_sub(TAG_TOKENS)..];
     template.has_reasoning().then(|| ReasoningStart::after(&served.tokenizer.vocabulary().bytes_of(last)))
 }
 
-/// The engine's requests for one prompt, each with the seed after the one before.
+/// Creates the engine's requests for one prompt, one for each text, with different seeds.
 fn texts(
     prompt: &[u32],
     parameters: &RequestParameters,
@@ -250,11 +252,12 @@ fn texts(
     let text = |choice: usize| {
         let (mut sampling, mut reseed) = (parameters.sampling.clone(), parameters.reseed);
         sampling.seed = sampling.seed.wrapping_add(choice as u64);
-        // Without a seed, the first text draws from the conversation's own random numbers.
+        // Without a seed, the first text draws from the conversation's own random numbers, and the others get derived
+        // seeds.
         if let Some(base) = continuation.snapshot().filter(|_| choice > 0 && !reseed) {
             (sampling.seed, reseed) = (derived_seed(&base.sampler, choice), true);
         }
-        // The first one reads the prompt for all.
+        // The first text reads the prompt for all.
         let keeper = keeper.clone().filter(|_| choice == 0);
         let (start, prompt) = (start.clone(), prompt.to_vec());
         let parameters = RequestParameters { start, prompt, sampling, reseed, snapshot, keeper, ..parameters.clone() };
@@ -263,14 +266,15 @@ fn texts(
     (0..choices.generated).map(text).collect()
 }
 
-/// The seed of a further text of a conversation, which depends on the place in the conversation's own random numbers alone.
+/// Derives the seed of a further text of a conversation. It depends only on the position in the conversation's own
+/// random numbers and on `choice`.
 fn derived_seed(sampler: &SamplerState, choice: usize) -> u64 {
     let numbers = [sampler.seed, sampler.draws, choice as u64].map(u64::to_le_bytes).concat();
     let digest: [u8; 32] = Sha256::digest(numbers).into();
     digest.iter().take(8).fold(0, |seed, byte| seed << 8 | u64::from(*byte))
 }
 
-/// Only a prompt that is echoed, or whose state is kept, can be read without generating anything.
+/// Checks the limit on tokens. It may be 0 only if `reads` is true: the prompt is echoed, or its state is kept.
 fn check_max_tokens(given: u64, names: &ParameterNames, reads: bool, served: &Served) -> Result<usize, ApiError> {
     let (fewest, most) = (usize::from(!reads), served.limits.max_tokens);
     let tokens = usize::try_from(given).ok().filter(|tokens| (fewest..=most).contains(tokens));
@@ -298,22 +302,22 @@ pub(in crate::api) struct ValidRequest {
     pub(in crate::api) requests: Vec<Request>,
     /// The token ids of each prompt.
     pub(in crate::api) prompts: Vec<Vec<u32>>,
-    /// Records the text that it adds to a conversation.
+    /// Records the text that the request adds to a conversation.
     pub(in crate::api) recorder: Option<TextRecorder>,
     /// How many tokens of each prompt need not be computed.
     pub(in crate::api) cached: Vec<usize>,
     /// The conversation that is continued.
     pub(in crate::api) base: Option<Arc<Snapshot>>,
-    /// Whether it starts from the state of its session.
+    /// Whether the text starts from the state of its session.
     pub(in crate::api) continues: bool,
     pub(in crate::api) choices: Choices,
-    /// Those of the first text of each prompt.
+    /// The sampling parameters of the first text of each prompt.
     pub(in crate::api) sampling: SamplingParams,
     pub(in crate::api) max_tokens: usize,
     pub(in crate::api) logprobs: Option<usize>,
     /// Whether the response states the mean log probability of each text.
     pub(in crate::api) means: bool,
-    /// Bytes that the log probabilities of its response take at most until that is written.
+    /// The most bytes that the log probabilities of the response take until it is written.
     pub(in crate::api) held_bytes: u64,
     /// Bytes of states that are held until the last text has ended.
     pub(in crate::api) held_states: u64,
@@ -324,7 +328,7 @@ pub(in crate::api) struct ValidRequest {
 }
 
 impl ValidRequest {
-    /// The most that it may use of its key's quota.
+    /// Returns the most that the request may use of its key's quota.
     pub(in crate::api) fn demand(&self) -> Demand {
         let ParameterNames { prompt, max_tokens, .. } = self.names;
         let several = if self.choices.generated > 1 { self.choices.name() } else { prompt };

@@ -17,20 +17,20 @@ use crate::session::SessionId;
 /// Why a run is ended early. Of two reasons, the one declared later prevails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::api) enum Stop {
-    /// It is given up, so that another server can take it over.
+    /// The run is given up, so that another server can take it over.
     Released,
-    /// It ends with the text so far, as if by `max_tokens`, and is committed.
+    /// The run ends with the text so far, as if by `max_tokens`, and is committed.
     Finish,
-    /// The server shuts down.
+    /// The server is shutting down.
     ShuttingDown,
-    /// Its session was deleted.
+    /// The run's session was deleted.
     SessionDeleted,
-    /// Its key was removed.
+    /// The request's key was removed.
     KeyRevoked,
 }
 
 impl Stop {
-    /// The error that ends the run; `None` if it is to finish or given up.
+    /// Returns the error that ends the run; `None` if the run finishes or is given up.
     pub(in crate::api) fn error(self) -> Option<ApiError> {
         match self {
             Self::Released | Self::Finish => None,
@@ -48,7 +48,7 @@ impl Stop {
     }
 }
 
-/// Stops one run.
+/// A handle that stops one run.
 #[derive(Clone, Debug)]
 pub(in crate::api) struct StopHandle(Arc<watch::Sender<Option<Stop>>>);
 
@@ -65,13 +65,13 @@ impl StopHandle {
     }
 }
 
-/// What a run can be stopped by.
+/// What decides whether a stop concerns a run.
 pub(in crate::api) struct Described {
-    /// The session of which it is a turn.
+    /// The session that the run is a turn of.
     pub(in crate::api) session: Option<SessionId>,
-    /// Its key; `None` when the server has no keys.
+    /// The request's key; `None` if the server has no keys.
     pub(in crate::api) auth: Option<Arc<AuthContext>>,
-    /// What a shutdown does with it.
+    /// How a shutdown stops the run.
     pub(in crate::api) at_shutdown: Stop,
 }
 
@@ -85,7 +85,7 @@ struct Runs {
     by_number: HashMap<u64, (Described, StopHandle)>,
 }
 
-/// Keeps a run among those that can be stopped, until it is dropped.
+/// Registers a run as one that can be stopped, until it is dropped.
 pub(in crate::api) struct Registration {
     runs: ActiveRuns,
     number: u64,
@@ -96,7 +96,7 @@ pub(in crate::api) struct Registration {
 }
 
 impl ActiveRuns {
-    /// Adds a run, which is to finish after `limit`.
+    /// Adds a run, which is told to finish after `limit`.
     pub(in crate::api) fn register(&self, run: Described, limit: Option<Duration>) -> Registration {
         let (sender, stop) = watch::channel(None);
         let handle = StopHandle(Arc::new(sender));
@@ -113,7 +113,7 @@ impl ActiveRuns {
         self.stop(|run| (run.session.as_ref() == Some(id)).then_some(Stop::SessionDeleted));
     }
 
-    /// Ends the runs whose keys `is_valid` does not recognise.
+    /// Ends the runs whose keys `is_valid` rejects.
     pub(in crate::api) fn keys_changed(&self, is_valid: impl Fn(&AuthContext) -> bool) {
         self.stop(|run| run.auth.as_ref().is_some_and(|auth| !is_valid(auth)).then_some(Stop::KeyRevoked));
     }
@@ -123,7 +123,7 @@ impl ActiveRuns {
         self.stop(|run| Some(run.at_shutdown).filter(|stop| *stop == Stop::Released));
     }
 
-    /// Ends all runs. Those that a disconnect would not undo are given up, or committed with the text that they have.
+    /// Ends all runs. Runs that a disconnect would not undo are given up, or committed with the text so far.
     pub(in crate::api) fn shut_down(&self) {
         self.stop(|run| Some(run.at_shutdown));
     }
@@ -137,19 +137,19 @@ impl ActiveRuns {
     }
 
     fn lock(&self) -> MutexGuard<'_, Runs> {
-        // Nothing panics while it holds the lock.
+        // No code panics while holding this lock.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Registration {
-    /// A handle that stops the run.
+    /// Returns a handle that stops the run.
     pub(super) fn handle(&self) -> StopHandle {
         self.handle.clone()
     }
 
-    /// Waits until the run is stopped, or its time is over, or it is stopped for a stronger reason than before. Safe to
-    /// cancel.
+    /// Waits until the run is stopped or its deadline passes. If it has been stopped before, waits for a stronger
+    /// reason. Cancel-safe.
     pub(in crate::api) async fn stopped(&mut self) -> Stop {
         let Self { stop, over, .. } = self;
         let changed = async {

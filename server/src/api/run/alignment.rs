@@ -1,9 +1,9 @@
-//! Aligns tokens with the text that has been sent. Text is held back while it may become a stop string or the rest of a
-//! character, and the log probabilities of its tokens wait with it.
+//! Aligns tokens with the text that has been sent. Text is held back while it may become a stop string or is an
+//! incomplete character, and the log probabilities of its tokens wait with it.
 //!
-//! A token is released with the piece of text that completes it, or else at the end. If a stop string has ended the text,
-//! a token whose text begins before the string is released, and one whose text begins in it or after it is not. So a
-//! stream and a response in one piece list the same tokens, however the stream is cut.
+//! A token is released with the piece of text that completes it, or else at the end. If a stop string has ended the
+//! text, a token whose text begins before the stop string is released, and a token whose text begins in it or after it
+//! is not. So a stream and a response in one piece list the same tokens, however the stream is split.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,22 +13,22 @@ use crate::engine::{StopCause, TokenLogprobs, last_tokens};
 use crate::session::Snapshot;
 use crate::text::{Detokenizer, Tokenizer};
 
-/// What a text begins with besides its own tokens.
+/// What comes before a text's own tokens.
 #[derive(Clone, Debug, Default)]
 pub(in crate::api) struct Carried {
-    /// Characters in front of it, such as an echoed prompt's.
+    /// Number of characters in front of the text, such as those of an echoed prompt.
     pub(in crate::api) offset: usize,
-    /// Text that the turn before held back.
+    /// Text that the previous turn held back.
     pub(in crate::api) held: String,
-    /// What turns its tokens into characters. It may have the beginning of one that the conversation or the prompt left
-    /// incomplete.
+    /// Turns the text's tokens into characters. It may hold the first bytes of a character that the conversation or the
+    /// prompt left incomplete.
     pub(in crate::api) detokenizer: Detokenizer,
 }
 
-/// What the texts of each prompt begin with.
+/// Returns what comes before the texts of each prompt.
 pub(in crate::api) fn carried(request: &ValidRequest) -> impl Iterator<Item = Carried> {
     request.prompts.iter().map(|prompt| {
-        // No character of a translation begins in its source.
+        // A translation never continues a character of its source.
         let source = request.served.reads_sources() && !prompt.is_empty();
         if source {
             let detokenizer = request.served.tokenizer.vocabulary().detokenizer();
@@ -40,7 +40,7 @@ pub(in crate::api) fn carried(request: &ValidRequest) -> impl Iterator<Item = Ca
 }
 
 impl Carried {
-    /// What a text after `prompt` begins with, in the conversation `base` if there is one.
+    /// Returns what comes before a text that follows `prompt`, in the conversation `base` if there is one.
     fn new(prompt: &[u32], base: Option<&Snapshot>, tokenizer: &Tokenizer) -> Self {
         let answer = base.and_then(|base| base.answer.as_ref());
         if let Some(answer) = answer.filter(|answer| answer.open && prompt.is_empty()) {
@@ -53,14 +53,14 @@ impl Carried {
     }
 }
 
-/// A token and the place of its text.
+/// A token and the position of its text.
 #[derive(Debug, PartialEq)]
 pub(in crate::api) struct AlignedToken {
     pub(in crate::api) logprobs: TokenLogprobs,
-    /// The index of its first character in the text, the echoed prompt included. A token that begins inside a
+    /// The index of the token's first character in the text, including the echoed prompt. A token that begins inside a
     /// character has the index of that character.
     pub(in crate::api) offset: usize,
-    /// The range of its bytes in the text, in whole characters.
+    /// The byte range of the token's text, in whole characters.
     start: usize,
     end: usize,
 }
@@ -69,7 +69,7 @@ pub(in crate::api) struct AlignedToken {
 pub(in crate::api) struct TokenAligner {
     tokenizer: Arc<Tokenizer>,
     detokenizer: Detokenizer,
-    /// Bytes and characters of the text of all tokens so far.
+    /// Bytes and characters in the text of all tokens so far.
     bytes: usize,
     offset: usize,
     /// Bytes of text that have been sent.
@@ -105,14 +105,15 @@ impl TokenAligner {
             self.offset += characters.chars().count();
             self.waiting.push_back(AlignedToken { logprobs, offset, start, end: self.bytes });
         }
-        // More text is sent than the tokens explain if the text ended inside a character; its end releases the rest.
+        // If the text ended inside a character, more text is sent than the tokens explain. `finish` then releases the
+        // rest.
         let explained = self.sent <= self.bytes;
         let complete = |token: &AlignedToken| explained && token.start < self.sent && token.end <= self.sent;
         let count = self.waiting.iter().take_while(|token| complete(token)).count();
         self.waiting.drain(..count).collect()
     }
 
-    /// Releases the rest of the tokens of a text that `stop` has ended, or its length.
+    /// Releases the remaining tokens of a text that `stop`, or else its length, has ended.
     pub(in crate::api) fn finish(&mut self, stop: Option<&StopCause>) -> Vec<AlignedToken> {
         let cut = stop.is_some_and(StopCause::is_string);
         let sent = self.sent;
@@ -120,8 +121,8 @@ impl TokenAligner {
     }
 }
 
-/// Whether the bytes before a token, the beginning of a character, are none with it: then they have become a U+FFFD, which the
-/// token begins after.
+/// Whether `begun`, the first bytes of a character, cannot be continued by a token with these `bytes`. They have then
+/// become a U+FFFD, and the token begins after it.
 fn stands_alone(begun: &[u8], bytes: &[u8]) -> bool {
     let joined = [begun, bytes].concat();
     let invalid = str::from_utf8(&joined).err().filter(|error| error.valid_up_to() == 0);

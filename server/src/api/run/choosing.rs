@@ -1,4 +1,5 @@
-//! Which of the texts of a turn stay: one becomes the session's new version, and the others become forks or are dropped.
+//! Chooses which texts of a turn are kept: one becomes the session's new version, and the others become forks or are
+//! dropped.
 
 use std::sync::Arc;
 
@@ -13,7 +14,7 @@ use crate::session::{AddedText, SessionId, Snapshot, TurnFork, TurnNote, Version
 pub(super) struct Ended {
     pub(super) index: usize,
     pub(super) finish: Finish,
-    /// What it adds to the conversation, if that is kept.
+    /// What the text adds to the stored text of the conversation, if that is kept.
     pub(super) text: Option<AddedText>,
 }
 
@@ -24,7 +25,7 @@ struct Forked {
     version: VersionId,
 }
 
-/// What stays of a turn.
+/// What is kept of a turn.
 pub(super) struct Chosen {
     /// The text that becomes the session's new version.
     text: Ended,
@@ -32,14 +33,14 @@ pub(super) struct Chosen {
 }
 
 impl Ended {
-    /// Whether it is likelier than `other`; of two that are equally likely, the first.
+    /// Whether the text is likelier than `other`. Of two equally likely texts, the one with the lower index is better.
     fn is_better(&self, other: &Self) -> bool {
         // A text without tokens is the last choice.
         let score = |text: &Self| text.finish.mean_logprob().unwrap_or(f64::NEG_INFINITY);
         score(other).total_cmp(&score(self)).then(self.index.cmp(&other.index)).is_lt()
     }
 
-    /// Its state, and what its version records.
+    /// Returns the text's state, and what its version records.
     fn into_version(self, label: Option<String>) -> Result<(Arc<Snapshot>, TurnNote), ApiError> {
         let Finish { reason, prompt_tokens, completion_tokens, snapshot, .. } = self.finish;
         let note = TurnNote {
@@ -53,19 +54,19 @@ impl Ended {
     }
 }
 
-/// The texts of a turn that have ended and may stay.
+/// The texts of a turn that have ended and may be kept.
 pub(super) struct EndedTexts {
     keep: Option<Keep>,
     texts: Vec<Ended>,
 }
 
 impl EndedTexts {
-    /// None yet. Without `keep`, there is one text, which stays.
+    /// Creates an empty collection. Without `keep`, there is one text, which is kept.
     pub(super) fn new(keep: Option<Keep>) -> Self {
         Self { keep, texts: Vec::new() }
     }
 
-    /// Adds a text. Where only one of them stays, the states of the others are released at once.
+    /// Adds a text. If only one text is kept, the states of the others are released at once.
     pub(super) fn add(&mut self, text: Ended) {
         match (self.keep, self.texts.first_mut()) {
             (Some(Keep::Nothing), _) => {}
@@ -75,8 +76,8 @@ impl EndedTexts {
         }
     }
 
-    /// What stays, once all have ended, and what the response says of the session. Nothing stays of a text that was interrupted
-    /// before it had a slot in the engine.
+    /// Chooses what is kept, once all texts have ended. Also returns what the response says about the session. Nothing
+    /// is kept of a text that was interrupted before it had a slot in the engine.
     pub(super) fn choose(
         &mut self,
         turn: TurnInfo<'_>,
@@ -112,7 +113,7 @@ impl EndedTexts {
 }
 
 impl Chosen {
-    /// The state of the new version and what that records, and the forks.
+    /// Returns the state of the new version, what the version records, and the forks.
     pub(super) fn into_parts(
         self,
         label: Option<String>,

@@ -1,5 +1,5 @@
-//! The end of a run: what it leaves is stored, with the result for retries of the same request; or it is given up, so that
-//! another server can continue its stream.
+//! The end of a run. Either its outcome is stored, with the result for retries of the same request, or the run is given
+//! up, so that another server can continue its stream.
 
 use std::sync::Arc;
 
@@ -15,13 +15,14 @@ use crate::engine::{Failure, Finish};
 use crate::metrics::Meter;
 use crate::session::{NewResponse, Owner, ReceiptKey, Snapshot};
 
-/// Longest result that is stored for retries of a request that has changed nothing. A retry of a longer one is computed
-/// again.
+/// Longest result that is stored for retries of a request that has changed nothing. If the result is longer, a retry is
+/// computed again.
 const MAX_RECEIPT_BYTES: usize = 256 << 10;
 
 impl Run {
-    /// Removes the record of the stream, because from now on the text depends on the time. False if another server may be
-    /// computing the stream: it commits the whole text as the same version, so this run must not commit.
+    /// Removes the record of the stream, because from now on the text depends on timing. Returns false if another
+    /// server may be computing the stream: that server commits the whole text as the same version, so this run must not
+    /// commit.
     pub(super) async fn withdraw(&mut self) -> bool {
         let withdrawn = match &mut self.recording {
             Some(recording) => recording.withdraw().await,
@@ -38,28 +39,28 @@ impl Run {
         self.plan.keep() != Some(Keep::Nothing) && self.recording.as_ref().is_some_and(Recording::can_be_parked)
     }
 
-    /// Whether the client has not ended the stream.
+    /// Whether the stream still has a record, which neither this run nor its client has withdrawn.
     pub(super) fn is_held(&self) -> bool {
         self.recording.as_ref().is_some_and(|recording| !recording.hold.is_withdrawn())
     }
 
-    /// Ends without a commit or a last event. The readers of the stream ask again, and another server continues it: after the
-    /// text so far if `end` is the state there, else from its beginning.
+    /// Ends without a commit or a last event. The readers of the stream ask again, and another server continues it:
+    /// after the text so far if `end` is the state there, else from its beginning.
     pub(super) async fn give_up(mut self, sink: Sink, end: Option<Arc<Snapshot>>, meter: Meter, _guard: RunGuard) {
         let Some(recording) = self.recording.take() else { return };
         let state = self.state.clone();
         self.texts.recorder.fail(Failure::ShuttingDown);
         meter.released();
-        // The session first: who takes the stream needs it.
+        // Release the session first: the server that takes over the stream needs it.
         drop(self);
         state.streams().forget(recording.hold.id());
         recording.release(end).await;
         sink.close(Vec::new(), Last::new(Ok(String::new()), None, None)).await;
     }
 
-    /// Stores what a request leaves, once its last text has ended.
+    /// Commits the outcome of a request, once its last text has ended.
     pub(super) async fn commit(&mut self, index: usize, finish: Finish) -> Result<(), ApiError> {
-        // Held to the end: until then a retry of the same request is refused.
+        // Held until the commit is done: until then, a retry of the same request is refused.
         let ticket = self.ticket.take();
         let plan = std::mem::replace(&mut self.plan, CommitPlan::Nothing(Owner::default()));
         let chosen = self.chosen.take();

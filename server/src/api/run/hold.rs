@@ -1,4 +1,5 @@
-//! The record of a stream, as its holder may change it: only as long as no other server has taken the stream over.
+//! The record of a stream, for the server that holds it. The holder may change the record only while no other server
+//! has taken over the stream.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +13,7 @@ pub(super) struct Hold {
     store: Store,
     owner: Owner,
     id: String,
-    /// Whether the record was withdrawn.
+    /// The outcome of [`Self::withdraw`], once it has succeeded.
     withdrawn: OnceCell<bool>,
 }
 
@@ -29,8 +30,8 @@ impl Hold {
         &self.store
     }
 
-    /// Removes the record, after which no other server can compute the events; false if one may do so already. The run and
-    /// the client that ends it both ask, and get the same answer.
+    /// Removes the record, so that no other server can compute the events. Returns false if one may already do so. The
+    /// run and the client that ends it both call this, and get the same answer.
     pub(super) async fn withdraw(&self) -> Result<bool, StoreError> {
         self.withdrawn.get_or_try_init(|| self.store.withdraw_stream(self.owner, &self.id)).await.copied()
     }
@@ -40,12 +41,12 @@ impl Hold {
         self.withdrawn.get() == Some(&true)
     }
 
-    /// Keeps the record of a stream that has ended for so long, so that other servers can still send its events.
+    /// Keeps the record of an ended stream for the time `kept`, so that other servers can still send its events.
     pub(super) async fn keep(&self, kept: Duration) -> Result<(), StoreError> {
         self.store.keep_stream(self.owner, &self.id, kept).await
     }
 
-    /// Gives the stream up for another server, with another record if one is given.
+    /// Gives up the stream for another server, and replaces the record if one is given.
     pub(super) async fn release(&self, record: Option<Vec<u8>>) {
         self.store.release_stream(self.owner, &self.id, record).await;
     }

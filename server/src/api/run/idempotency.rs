@@ -14,7 +14,7 @@ use crate::session::{Owner, ReceiptKey, hex};
 #[derive(Clone, Default)]
 pub(in crate::api) struct InFlight(Arc<Mutex<HashSet<(Owner, String)>>>);
 
-/// Holds a key for the first request with it, until dropped.
+/// Reserves a key for the first request with it, until dropped.
 pub(in crate::api) struct Ticket {
     in_flight: InFlight,
     owner: Owner,
@@ -22,17 +22,17 @@ pub(in crate::api) struct Ticket {
     digest: String,
 }
 
-/// The digest of a request, so that a key is not used for two.
+/// The digest of a request, which shows whether a key is used for a different request.
 pub(super) struct RequestDigest(String);
 
 impl RequestDigest {
-    /// Of a request to `path`.
+    /// Computes the digest of a request to `path`.
     pub(super) fn of(path: &str, body: &[u8]) -> Self {
         Self(hex(&Sha256::new().chain_update(path).chain_update([0]).chain_update(body).finalize()))
     }
 }
 
-/// What is stored of a first result.
+/// The stored result of the first request with a key.
 #[derive(Serialize, Deserialize)]
 struct Receipt {
     /// The digest of the request.
@@ -41,7 +41,7 @@ struct Receipt {
 }
 
 impl InFlight {
-    /// Holds `key` for a request. Refused while another request has it.
+    /// Reserves `key` for a request. Refuses a key that another running request has.
     pub(super) fn begin(&self, owner: Owner, key: &str, request: RequestDigest) -> Result<Ticket, ApiError> {
         let mut keys = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if !keys.insert((owner, key.to_owned())) {
@@ -54,7 +54,7 @@ impl InFlight {
 }
 
 impl Ticket {
-    /// The body of the first response, which `receipt` holds. Refused if that was the response to another request.
+    /// Returns the body of the first response from `receipt`. Refuses a receipt of a different request.
     pub(super) fn first_body(&self, receipt: &[u8]) -> Result<String, ApiError> {
         let receipt: Receipt = serde_json::from_slice(receipt).map_err(|_| ApiError::internal())?;
         if receipt.digest == self.digest {
@@ -65,12 +65,12 @@ impl Ticket {
         Err(ApiError::request(status, param, Some("idempotency_key_reused"), message))
     }
 
-    /// What to store of a first result.
+    /// Returns the receipt to store for a first result.
     pub(in crate::api) fn receipt(&self, body: String) -> (ReceiptKey, Vec<u8>) {
         (ReceiptKey(self.key.clone()), receipt(self.digest.clone(), body))
     }
 
-    /// The same for a result that describes what the transaction is about to make.
+    /// Like [`Self::receipt`], for a result that describes what the transaction is about to create.
     pub(in crate::api) fn promise<T: ?Sized>(
         &self,
         body: impl Fn(&T) -> String + Send + Sync + 'static,

@@ -1,5 +1,5 @@
-//! A run: a validated request in a task of its own, from its first event to its last. It sends what the client reads,
-//! commits what is kept, and handles disconnects.
+//! A run: the task that carries out a validated request, from its first event to its last. It sends what the client
+//! reads, commits what is kept, and handles disconnects.
 
 pub(super) mod active;
 pub(super) mod alignment;
@@ -68,19 +68,19 @@ pub(super) struct RunOptions {
     pub(super) on_disconnect: OnDisconnect,
     /// Holds the request's idempotency key.
     pub(super) ticket: Option<Ticket>,
-    /// What is recorded of it, if other servers can continue its stream.
+    /// The record of the request, if other servers can continue its stream.
     pub(super) recorded: Option<Recorded>,
 }
 
-/// Tokens whose events are written before other tasks have their turn: a text that is resumed comes all at once.
+/// Number of tokens after which a run yields to other tasks: the tokens of a resumed text arrive all at once.
 const BUSY: usize = 256;
 
-/// What a run does next.
+/// What a run handles next.
 enum Next {
     Event(Result<(usize, Event), Failure>),
-    /// It is stopped.
+    /// The run is stopped.
     Stop(Stop),
-    /// The client has disconnected, or reads nothing.
+    /// The client has disconnected, or has read nothing for too long.
     Disconnected,
 }
 
@@ -91,23 +91,24 @@ struct Run {
     texts: Texts,
     encoder: Box<dyn EventEncoder>,
     plan: CommitPlan,
-    /// Whether it starts from the state of its session.
+    /// Whether the run starts from the state of its session.
     continues: bool,
     on_disconnect: OnDisconnect,
     ticket: Option<Ticket>,
-    /// The record of its stream, while other servers can continue that.
+    /// The record of the stream, as long as other servers can continue it.
     recording: Option<Recording>,
-    /// Whether each token has an event of its own, also once no other server can continue the stream: its events are numbered.
+    /// Whether each token has its own event. This stays true once no other server can continue the stream, because the
+    /// events are numbered.
     by_token: bool,
     registration: Registration,
     recorders: Recorders,
     /// The texts of a turn that have ended.
     ended: EndedTexts,
-    /// What stays of the turn, once all have.
+    /// What is kept of the turn, once all texts have ended.
     chosen: Option<Chosen>,
-    /// The version that the session then has.
+    /// The session's version after the turn.
     version: Option<String>,
-    /// For what the encoder holds until the response is written.
+    /// Memory for what the encoder holds until the response is written.
     memory: Option<Share>,
     /// Bytes of text that the encoder may still collect; `None` if it holds none.
     text_left: Option<usize>,
@@ -121,7 +122,7 @@ pub(super) async fn start(
     options: RunOptions,
 ) -> Result<Response, ApiError> {
     let demand = request.demand();
-    // Before it waits for a slot: what it may use is known now.
+    // Reserved before the request waits for a slot: what it may use is known now.
     let reservation = context::reserve(&demand)?;
     let is_stored = options.ticket.is_some();
     let needed = Held { listed: request.held_bytes, is_stored, states: request.held_states };
@@ -186,7 +187,7 @@ pub(super) async fn start(
 }
 
 impl Run {
-    /// Counts the request, and measures it from now on.
+    /// Counts the request in the metrics, and starts to measure it.
     fn meter(&self) -> Meter {
         let turn = match &self.plan {
             CommitPlan::Turn { turn, .. } => {
@@ -206,7 +207,7 @@ impl Run {
     }
 
     async fn run(mut self, mut sink: Sink, mut meter: Meter, guard: RunGuard) {
-        // Shorter than the engine's own limit: committing a turn needs the engine once more.
+        // Shorter than the engine's own limit, because committing a turn needs the engine once more.
         let limit = self.served.engine.stall_limit().mul_f32(0.75);
         let (mut out, mut parking, mut finishing) = (Vec::new(), false, false);
         self.encoder.start(&mut out);
@@ -270,10 +271,10 @@ impl Run {
         };
         let (recording, complete) = (self.recording.take(), last.is_ok());
         let last = Last::new(last, self.memory.take(), self.version.take());
-        // The session and the idempotency key wait for no reader, and nor does the server's shutdown.
+        // The session, the idempotency key and the server's shutdown do not wait for a reader.
         drop((self, meter));
         if let Some(recording) = recording {
-            // Its log takes all events at once.
+            // The log of a recorded stream takes all events at once.
             sink.close(out, last).await;
             return recording.settle(complete).await;
         }
@@ -282,7 +283,7 @@ impl Run {
         let _ = timeout(limit, sink.close(out, last)).await;
     }
 
-    /// Handles one event; true for the last one.
+    /// Handles one event; returns true for the last one.
     async fn handle(
         &mut self,
         index: usize,
@@ -336,7 +337,7 @@ impl Run {
         Ok(())
     }
 
-    /// Refuses more text than a response may hold.
+    /// Counts collected text, and refuses more than a response may hold.
     fn collect(&mut self, bytes: usize) -> Result<(), ApiError> {
         let Some(left) = &mut self.text_left else { return Ok(()) };
         if let Some(less) = left.checked_sub(bytes) {
@@ -348,7 +349,8 @@ impl Run {
         Err(ApiError::request(StatusCode::BAD_REQUEST, Some("stream"), Some("response_too_large"), message))
     }
 
-    /// Commits a text that has ended. The client learns of its end only after that.
+    /// Handles the end of a text, and commits the request after its last text. The client learns of the end only after
+    /// the commit.
     async fn finish(&mut self, index: usize, finish: Finish, out: &mut Vec<StreamEvent>) -> Result<(), ApiError> {
         let missing = || ApiError::internal();
         let mut committed = Committed::default();

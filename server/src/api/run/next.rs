@@ -1,4 +1,4 @@
-//! What a run waits for: events of its texts, its stop, and the end of its connection.
+//! Waits for what a run handles next: an event of its texts, a stop, or a disconnect.
 
 use std::time::Duration;
 
@@ -8,8 +8,9 @@ use super::{Next, Run};
 use crate::metrics::Meter;
 
 impl Run {
-    /// Sends the events in `out` and waits for what comes next. A run that is finishing waits for no reader: what it still
-    /// has to send is little, and is sent at its end. Nothing is lost by waiting for a stop at the same time.
+    /// Sends the events in `out` and waits for what comes next. A run that is finishing does not wait for a reader: it
+    /// has little left to send, and sends it at its end. A stop that arrives meanwhile loses nothing, because both
+    /// waits are cancel-safe.
     pub(super) async fn next(
         &mut self,
         sink: &mut Sink,

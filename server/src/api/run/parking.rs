@@ -1,5 +1,5 @@
-//! Parking: a server that shuts down stores the state and the tokens of a turn, and another server continues it after the text
-//! so far.
+//! Parking: a server that shuts down stores the state and the tokens of a turn, and another server continues the turn
+//! after the text so far.
 
 use std::sync::Arc;
 
@@ -9,21 +9,21 @@ use crate::api::error::ApiError;
 use crate::engine::{Begun, Delta, TokenLogprobs};
 use crate::session::{Snapshot, Store, StoreError, VersionId};
 
-/// Most tokens and log probabilities of a turn that is parked. A longer text is computed again: the engine repeats what follows
-/// from the tokens all at once, and other texts wait for that.
+/// Most tokens and log probabilities of a turn that is parked. A longer text is computed again instead: the engine
+/// replays the tokens all at once, and other texts wait for that.
 const MOST: usize = 1 << 14;
 
 /// A token's log probability, and the most likely tokens with theirs.
 type Logprobs = (f32, Vec<(u32, f32)>);
 
-/// A parked turn. The events so far follow from its tokens, so their number says where the stream is.
+/// A parked turn. The events so far follow from its tokens, and so does the position in the stream.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Parked {
-    /// The object with the state after the text so far, and its bytes.
+    /// The object with the state after the text so far, and its size in bytes.
     object: String,
     bytes: u64,
     tokens: Vec<u32>,
-    /// Of each token; empty if they were not asked for.
+    /// One entry for each token; empty if they were not requested.
     logprobs: Vec<Logprobs>,
 }
 
@@ -32,7 +32,7 @@ pub(super) struct Parked {
 pub(super) struct TextSoFar {
     tokens: Vec<u32>,
     logprobs: Vec<Logprobs>,
-    /// Tokens and log probabilities.
+    /// Number of tokens and log probabilities.
     size: usize,
 }
 
@@ -48,12 +48,12 @@ impl TextSoFar {
         self.logprobs.extend(delta.logprobs.iter().map(|each| (each.logprob, each.top.clone())));
     }
 
-    /// Whether there is anything to park, and not too much.
+    /// Whether there is any text to park, and not too much.
     pub(super) fn can_be_parked(&self) -> bool {
         !self.tokens.is_empty()
     }
 
-    /// Parks it, with the state after it.
+    /// Parks the text, with `end`, the state after it.
     pub(super) async fn park(self, store: &Store, end: &Arc<Snapshot>) -> Result<Parked, StoreError> {
         let (object, bytes) = store.park(end).await?;
         let Self { tokens, logprobs, .. } = self;
@@ -62,7 +62,7 @@ impl TextSoFar {
 }
 
 impl Parked {
-    /// The text so far; `None` if its state is gone, so that it has to be computed again.
+    /// Loads the text so far; returns `None` if its state is gone, so that the text has to be computed again.
     pub(super) async fn load(&self, store: &Store) -> Result<Option<Begun>, ApiError> {
         let Some(id) = VersionId::parse(&self.object) else { return Ok(None) };
         let Some(end) = store.parked(&id, self.bytes).await? else { return Ok(None) };
@@ -71,7 +71,7 @@ impl Parked {
         Ok(Some(Begun { end, token_ids: self.tokens.clone(), logprobs }))
     }
 
-    /// Removes the state, which nobody needs any more.
+    /// Removes the parked state, which is no longer needed.
     pub(super) async fn remove(&self, store: &Store) {
         if let Some(id) = VersionId::parse(&self.object) {
             store.remove_parked(&id).await;

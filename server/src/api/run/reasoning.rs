@@ -2,12 +2,12 @@
 
 use crate::text::{REASONING_CLOSES as CLOSE, REASONING_OPENS as OPEN, ReasoningStart};
 
-/// What tags end with.
+/// The last character of a tag.
 const END: char = '>';
-/// Longest white space that is held back because the reasoning may begin or end after it.
+/// Longest white space that is held back because reasoning may begin or end after it.
 const MAX_HELD: usize = 64;
 
-/// The splitter's place in the text.
+/// The splitter's position in the text.
 #[derive(Clone, Copy, Debug)]
 enum At {
     /// At the beginning, where reasoning may begin.
@@ -24,14 +24,14 @@ enum At {
     Answer,
 }
 
-/// More of a text.
+/// A piece of text, separated.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Separated {
     pub(super) reasoning: String,
     pub(super) answer: String,
 }
 
-/// Splits one answer to a conversation. White space around the reasoning belongs to neither part.
+/// Splits one answer in a conversation. White space around the reasoning belongs to neither part.
 #[derive(Debug)]
 pub(super) struct ReasoningSplitter {
     at: At,
@@ -65,7 +65,7 @@ impl ReasoningSplitter {
         matches!(self.at, At::Reasoning)
     }
 
-    /// Adds text.
+    /// Adds text, and returns what can be classified.
     pub(super) fn push(&mut self, text: &str) -> Separated {
         let mut out = Separated::default();
         self.held.push_str(text);
@@ -73,7 +73,7 @@ impl ReasoningSplitter {
         out
     }
 
-    /// Ends the text. Reasoning may be cut off.
+    /// Ends the text, and returns what was held back. Reasoning may be cut off.
     pub(super) fn finish(&mut self) -> Separated {
         let held = std::mem::take(&mut self.held);
         match self.at {
@@ -83,7 +83,7 @@ impl ReasoningSplitter {
         }
     }
 
-    /// Classifies the beginning of what is held back; whether the rest is to be classified too.
+    /// Classifies the beginning of the held text; returns whether to continue with the rest.
     fn step(&mut self, out: &mut Separated) -> bool {
         match self.at {
             At::Start => {

@@ -1,8 +1,8 @@
-//! What is recorded of a request whose stream outlives its server, and how long. A text is a function of state, request and
-//! seed, so another server can compute the same events from the record.
+//! Records requests whose streams outlive their server. A text is a function of state, request and seed, so another
+//! server can compute the same events from the record.
 //!
-//! The record is written before the engine gets the request. It is removed when the events begin to depend on something
-//! else: when the text is ended early, or fails. It is kept for a while after the end.
+//! The record is written before the engine gets the request. It is removed when the events begin to depend on anything
+//! else: when the text is ended early, or fails. After the end of the stream it is kept for a while.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,19 +27,19 @@ use crate::engine::{Begun, Delta};
 use crate::session::{Owner, Restart, Snapshot, Store, Tier, VersionId};
 use crate::text::ChatTemplate;
 
-/// How long a text may take where `--max-seconds` does not bound it.
+/// The longest time that a text is assumed to take if `--max-seconds` does not limit it.
 const LONGEST: Duration = Duration::from_hours(24);
 
-/// Longest body of a request that is recorded: records count towards no quota.
+/// Longest body of a request that is recorded. It is limited because records do not count towards a quota.
 const MAX_BODY_BYTES: usize = 256 << 10;
 
 /// The header that marks retries.
 const KEY: HeaderName = HeaderName::from_static("idempotency-key");
 
-/// All that the events of a stream depend on, besides the server's own settings.
+/// Everything that the events of a stream depend on, besides the server's own settings.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct StreamRecord {
-    /// The format's own path.
+    /// The path of the request's format.
     pub(super) path: String,
     pub(super) body: String,
     /// The request's `idempotency-key`.
@@ -47,22 +47,22 @@ pub(super) struct StreamRecord {
     /// The fingerprint of the model, the server's version and the kind of device.
     fingerprint: String,
     identity: Identity,
-    /// A default may depend on the key's quota.
+    /// The limit in effect: a default may depend on the key's quota.
     max_tokens: usize,
-    /// What the first server knew of the prompt, which its events report.
+    /// The number of prompt tokens that the first server had cached, which its events report.
     cached: usize,
-    /// The version from which the turn starts, and the one that it makes.
+    /// The version that the turn starts from, and the version that it creates.
     from: String,
     version: String,
-    /// Whether the snapshot was in memory, and whether the client named the version: the last event depends on them.
+    /// Whether the snapshot was in memory, and whether the client named the version. The last event depends on both.
     in_memory: bool,
     named: bool,
-    /// What a server that has shut down left of the turn.
+    /// What a server that has shut down has parked of the turn.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     parked: Option<Parked>,
 }
 
-/// A request that is going to be recorded.
+/// A request to record.
 pub(in crate::api) struct Asked {
     path: &'static str,
     body: String,
@@ -73,32 +73,33 @@ pub(in crate::api) struct Asked {
 /// A request whose stream other servers can continue.
 pub(in crate::api) enum Recorded {
     New(Asked),
-    /// Another server has begun it.
+    /// A request that another server has begun.
     Again(Box<Recording>),
 }
 
-/// The record of a stream that this server holds. Dropping it undoes that.
+/// The record of a stream that this server holds. Dropping it before it is settled removes the record, or gives up a
+/// stream that another server has begun.
 pub(in crate::api) struct Recording {
     state: AppState,
     pub(super) hold: Arc<Hold>,
     pub(super) record: StreamRecord,
     /// The first event that the client lacks, if another server has begun the stream.
     resumed_at: Option<usize>,
-    /// Events so far.
+    /// Number of events so far.
     events: usize,
-    /// Tokens still to come that another server has generated. They are not computed.
+    /// Number of tokens still to come that another server has generated. They are not computed again.
     known: usize,
     text: TextSoFar,
-    /// Whether the record in the store is another one.
+    /// Whether `record` differs from the record in the store.
     changed: bool,
-    /// Whether nothing is left to be done.
+    /// Whether dropping this has nothing left to do.
     settled: bool,
 }
 
 impl Asked {
-    /// The request, if its stream can be recorded: its events depend on nothing else than the record, other servers use the
-    /// store, and it is not too long. Of several texts, the order of the events would depend on the time, and so does the
-    /// prompt if the chat template reads the clock.
+    /// Returns the request if its stream can be recorded: its events depend on nothing but the record, other servers
+    /// use the same store, and the body is not too long. With several texts, the order of the events would depend on
+    /// timing, and so would the prompt if the chat template reads the clock.
     pub(in crate::api) fn of(
         state: &AppState,
         (path, headers, body): (Option<&'static str>, &HeaderMap, &Bytes),
@@ -118,7 +119,7 @@ impl Asked {
 }
 
 impl Recorded {
-    /// Fixes what would differ from run to run.
+    /// Fixes what would otherwise differ from run to run.
     pub(in crate::api) fn fix(&self, request: &mut TextRequest, session: &mut SessionParameters) {
         match self {
             Self::New(_) => request.identity.timed = false,
@@ -132,7 +133,7 @@ impl Recorded {
         }
     }
 
-    /// What is parked of the text, if another server has begun it.
+    /// Loads what is parked of the text, if another server has begun it.
     pub(in crate::api) async fn begun(&mut self) -> Result<Option<Begun>, ApiError> {
         let Self::Again(recording) = self else { return Ok(None) };
         let Some(parked) = &recording.record.parked else { return Ok(None) };
@@ -141,7 +142,7 @@ impl Recorded {
         Ok(begun)
     }
 
-    /// Records the request. Returns once it is stored.
+    /// Records the request. Returns once the record is stored.
     pub(super) async fn begin(
         self,
         state: &AppState,
@@ -172,7 +173,7 @@ impl Recorded {
         };
         let (store, id, bytes) = (state.store()?.clone(), Streams::new_id(), to_json(&record).into_bytes());
         let kept = state.options().max_time.unwrap_or(LONGEST) + RETENTION;
-        // First: if the request ends here, the record is removed.
+        // Created before the record is stored: if the request ends here, dropping it removes the record.
         let recording = Recording::new(state, (store.clone(), *owner, id.clone()), record, None);
         store.put_stream(*owner, &id, bytes, kept).await?;
         Ok(recording)
@@ -180,7 +181,7 @@ impl Recorded {
 }
 
 impl StreamRecord {
-    /// The turn to carry out again.
+    /// Returns the turn to carry out again.
     fn repeat(&self) -> Option<Repeat> {
         let tier = if self.in_memory { Tier::Memory } else { Tier::Disk };
         let restart = Restart { from: VersionId::parse(&self.from)?, tier, named: self.named };
@@ -189,7 +190,7 @@ impl StreamRecord {
 }
 
 impl Recording {
-    /// Of the stream `id` in `store`.
+    /// Creates the recording of the stream `id`, whose record is in `store`.
     pub(super) fn new(
         state: &AppState,
         (store, owner, id): (Store, Owner, String),
@@ -210,13 +211,13 @@ impl Recording {
         }
     }
 
-    /// The request's headers and body.
+    /// Returns the request's headers and body.
     pub(in crate::api) fn request(&self) -> (HeaderMap, Bytes) {
         let key = self.record.key.as_deref().and_then(|key| HeaderValue::from_str(key).ok());
         (key.map(|key| (KEY, key)).into_iter().collect(), Bytes::from(self.record.body.clone()))
     }
 
-    /// Refuses to compute the stream with a model whose text would be another one.
+    /// Refuses to continue the stream with a model that would generate another text.
     pub(in crate::api) fn check(&self, served: &Served) -> Result<(), ApiError> {
         if self.record.fingerprint == served.fingerprint {
             return Ok(());
@@ -229,12 +230,12 @@ impl Recording {
         Err(ApiError::request(StatusCode::GONE, Some("id"), Some("gone"), message))
     }
 
-    /// Adds a piece of the text, which may be parked.
+    /// Adds a piece of the text, so that it can be parked.
     pub(super) fn add(&mut self, delta: &Delta) {
         self.text.add(delta);
     }
 
-    /// Counts events, and the tokens in them that were computed although the client has them already.
+    /// Counts events, and the tokens in them that were computed although the client already has them.
     pub(super) fn count(&mut self, events: usize, tokens: usize) {
         let known = tokens.min(self.known);
         self.known -= known;
@@ -249,8 +250,8 @@ impl Recording {
         self.text.can_be_parked()
     }
 
-    /// At the end of the stream: keeps the record for a while, so that other servers can still send its events. Removes it
-    /// if the stream is not `complete`. Does neither if another server has the stream, or the client has deleted it.
+    /// Ends the record with its stream. Keeps it for a while, so that other servers can still send its events; removes
+    /// it if the stream is not `complete`. Does neither if another server has the stream or the client has deleted it.
     pub(super) async fn settle(mut self, complete: bool) {
         self.settled = true;
         if !complete {
@@ -261,12 +262,12 @@ impl Recording {
         self.remove_parked();
     }
 
-    /// Tokens still to come that another server has generated.
+    /// Returns the number of tokens still to come that another server has generated.
     pub(super) fn known(&self) -> usize {
         self.known
     }
 
-    /// Gives the stream up for another server. Parks the text so far if `end` is the state after it.
+    /// Gives up the stream for another server. Parks the text so far if `end`, the state after it, is given.
     pub(super) async fn release(mut self, end: Option<Arc<Snapshot>>) {
         self.settled = true;
         let mut before = None;
@@ -286,13 +287,13 @@ impl Recording {
         }
     }
 
-    /// Lets the text be computed again, although it was parked.
+    /// Forgets the parked text, so that the text is computed again.
     pub(super) fn forget_parked(&mut self) {
         self.changed |= self.record.parked.is_some();
         self.remove_parked();
     }
 
-    /// Removes the state that was parked, in the background: if that fails, the sweep does it later.
+    /// Removes the parked state in the background. If that fails, the sweep removes it later.
     fn remove_parked(&mut self) {
         if let Some(parked) = self.record.parked.take() {
             let store = self.hold.store().clone();
@@ -300,7 +301,7 @@ impl Recording {
         }
     }
 
-    /// Removes the record, after which no other server can compute the events. False if one may do so already.
+    /// Removes the record, so that no other server can compute the events. Returns false if one may already do so.
     pub(super) async fn withdraw(&mut self) -> bool {
         let withdrawn = self.hold.withdraw().await.unwrap_or_else(|error| {
             warn!("the record of a stream was not removed, so its turn is left to another server: {error}");

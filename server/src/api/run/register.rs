@@ -1,4 +1,4 @@
-//! Making a run one that can be stopped.
+//! Registers runs, so that they can be stopped.
 
 use std::sync::Arc;
 
@@ -8,7 +8,8 @@ use crate::api::error::ApiError;
 use crate::api::state::AppState;
 use crate::session::{Owner, SessionId};
 
-/// Makes a run one that can be stopped. What would have stopped it before is found now.
+/// Registers a run, so that it can be stopped. Then checks that its session and its key still exist, because they may
+/// have been removed just before.
 pub(in crate::api) async fn register(
     state: &AppState,
     owner: Owner,

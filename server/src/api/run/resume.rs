@@ -16,9 +16,9 @@ type StreamEvents = Events<CompletionChunk<'static>, ErrorBody>;
 
 /// Resume a stream after a disconnect
 ///
-/// The stream of a turn with `"on_disconnect": "continue"`, from the event after `last-event-id`, or from the first. Where
-/// several servers share sessions, this server continues the stream of another one that has died or shut down: the events are
-/// the same. 503 while that server is alive and computes it.
+/// Sends the stream of a turn with `"on_disconnect": "continue"`, from the event after `last-event-id`, or from the
+/// first. Where several servers share sessions, this server continues the stream of another server that has died or
+/// shut down, with the same events. The response is 503 while the other server is alive and computes the stream.
 #[utoipa::path(
     get,
     path = "/v1/streams/{id}",
@@ -50,7 +50,7 @@ pub(in crate::api) async fn resume(
     if !state.streams().has(owner, &id) {
         takeover::take_over(&state, owner, &id, next).await?;
         if !state.streams().has(owner, &id) {
-            // Its run has given it up already.
+            // The run has already given up the stream.
             return Err(takeover::unavailable(
                 "the stream could not be continued, and is computed again: ask once more",
             ));
@@ -62,9 +62,9 @@ pub(in crate::api) async fn resume(
 
 /// End a stream and its turn
 ///
-/// The turn ends with the text so far, which is committed, as with `"on_disconnect": "commit"`. Whoever reads the stream
-/// gets its end; then its events are gone. After the end of the turn only its events are deleted. Of a stream that another
-/// server computes, only the record is removed: no server takes it over, and its turn runs to its end.
+/// The turn ends with the text so far, which is committed, as with `"on_disconnect": "commit"`. Readers of the stream
+/// get its end; then its events are gone. After the end of the turn, only its events are deleted. If another server
+/// computes the stream, only its record is removed: no server takes it over, and its turn runs to its end.
 #[utoipa::path(
     delete,
     path = "/v1/streams/{id}",
@@ -80,7 +80,8 @@ pub(in crate::api) async fn end(
 ) -> Result<StatusCode, ApiError> {
     let Path(id) = id.map_err(|rejection| ApiError::invalid(Some("id"), rejection.to_string()))?;
     let here = state.streams().has(owner, &id);
-    // Before the turn ends early: no server may compute the whole of it then. If one does, the turn here commits nothing.
+    // Withdraw the record before the turn ends early, so that no other server computes the whole turn. If one already
+    // does, the turn here commits nothing.
     if !state.streams().withdraw(owner, &id).await? {
         match takeover::forget(&state, owner, &id).await {
             Err(error) if !here || error.status() != StatusCode::NOT_FOUND => return Err(error),

@@ -1,4 +1,4 @@
-//! Recognises retries by their `Idempotency-Key`.
+//! Recognizes retries by their `Idempotency-Key`.
 
 use axum::body::Bytes;
 use axum::http::HeaderMap;
@@ -11,12 +11,12 @@ use crate::api::shares::Share;
 use crate::api::state::AppState;
 use crate::session::Owner;
 
-/// Longest key that is accepted.
+/// Longest key that is accepted, in bytes.
 const MAX_KEY_BYTES: usize = 255;
 
 /// Whether a request is a retry.
 pub(in crate::api) enum Attempt {
-    /// Unknown: it has no key.
+    /// Unknown: the request has no key.
     Unmarked,
     /// The first request with its key.
     First(Ticket),
@@ -24,7 +24,7 @@ pub(in crate::api) enum Attempt {
     Retry(String, Option<Share>),
 }
 
-/// Looks a request up by its `Idempotency-Key`.
+/// Looks up a request by its `Idempotency-Key`.
 pub(in crate::api) async fn attempt(
     state: &AppState,
     owner: Owner,
@@ -43,7 +43,7 @@ pub(in crate::api) async fn attempt(
     }
 }
 
-/// The same for a request that is carried out again, whatever its first result was.
+/// Like [`attempt`], for a request that is carried out again, whatever its first result was.
 pub(in crate::api) async fn repeated(
     state: &AppState,
     owner: Owner,
@@ -55,7 +55,7 @@ pub(in crate::api) async fn repeated(
     Ok(ticket.map_or(Attempt::Unmarked, |(ticket, _)| Attempt::First(ticket)))
 }
 
-/// Holds the key of a request, if it has one.
+/// Reserves the key of a request, if it has one.
 async fn ticket<'h>(
     state: &AppState,
     owner: Owner,
@@ -64,7 +64,7 @@ async fn ticket<'h>(
     body: &Bytes,
 ) -> Result<Option<(Ticket, &'h str)>, ApiError> {
     let Some(key) = headers.get("idempotency-key") else { return Ok(None) };
-    // A receipt keeps the text of the answer.
+    // A receipt stores the text of the answer.
     context::check_may_store("idempotency-key")?;
     let plain = |key: &&str| (1..=MAX_KEY_BYTES).contains(&key.len()) && key.bytes().all(|b| b.is_ascii_graphic());
     let Some(key) = key.to_str().ok().filter(plain) else {
@@ -74,10 +74,10 @@ async fn ticket<'h>(
     Ok(Some((state.in_flight().begin(owner, key, digest(state, path, body).await?)?, key)))
 }
 
-/// The digest of a request to `path`.
+/// Returns the digest of a request to `path`.
 async fn digest(state: &AppState, path: &str, body: &Bytes) -> Result<RequestDigest, ApiError> {
     if !is_long(body.len()) {
-        // This takes less than a change of threads.
+        // Hashing a short body takes less time than a change of threads.
         return Ok(RequestDigest::of(path, body));
     }
     let (path, body) = (path.to_owned(), body.clone());

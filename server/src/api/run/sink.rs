@@ -23,10 +23,10 @@ use crate::api::error::ApiError;
 use crate::api::shares::Share;
 use crate::session::Owner;
 
-/// Events that may wait for their reader. When the buffer is full the run waits, and the engine with it.
+/// Events that may wait for their reader. When the buffer is full, the run waits, and the engine with it.
 const BUFFER: usize = 32;
 
-/// A response in one piece, and the memory that it has reserved: both are given back once it is written.
+/// A response in one piece, and the memory reserved for it. Both are freed once the response is written.
 struct WholeBody {
     json: String,
     _memory: Option<Share>,
@@ -44,10 +44,10 @@ impl AsRef<[u8]> for WholeBody {
     }
 }
 
-/// A response in one piece, or the error in its place.
+/// A response in one piece, or an error in its place.
 pub(in crate::api) struct Last {
     body: Result<WholeBody, ApiError>,
-    /// The version that the session has then.
+    /// The session's version after the turn.
     version: Option<String>,
 }
 
@@ -57,10 +57,10 @@ impl Last {
     }
 }
 
-/// The run's end of the connection to the client.
+/// The run's side of the connection to the client.
 pub(in crate::api) enum Sink {
     Whole(Option<oneshot::Sender<Last>>),
-    /// None is the regular end.
+    /// `None` marks the regular end.
     Stream(mpsc::Sender<Option<StreamEvent>>),
     Log(LogWriter),
     /// The client has disconnected, and the run continues.
@@ -73,8 +73,8 @@ impl Sink {
         matches!(self, Self::Whole(_))
     }
 
-    /// Sends events; false if a reader did not take one of them within `limit`. Safe to cancel: `out` keeps those that were
-    /// not sent.
+    /// Sends events; returns false if the reader is gone or did not take one of them within `limit`. Cancel-safe: `out`
+    /// keeps the events that were not sent.
     pub(in crate::api) async fn send(&self, out: &mut Vec<StreamEvent>, limit: Duration) -> bool {
         match self {
             Self::Stream(sender) => {
@@ -117,7 +117,7 @@ impl Sink {
     }
 }
 
-/// A response in one piece.
+/// Creates a sink, and the future of its response in one piece.
 pub(in crate::api) fn whole() -> (Sink, impl Future<Output = Result<Response, ApiError>>) {
     let (sender, receiver) = oneshot::channel();
     let answer = async {
@@ -129,7 +129,7 @@ pub(in crate::api) fn whole() -> (Sink, impl Future<Output = Result<Response, Ap
     (Sink::Whole(Some(sender)), answer)
 }
 
-/// A stream that ends with its reader.
+/// Creates a sink, and the response that streams its events. The stream ends when its reader disconnects.
 pub(in crate::api) fn streamed(keep_alive: Duration) -> (Sink, Response) {
     let (sender, receiver) = mpsc::channel::<Option<StreamEvent>>(BUFFER);
     let events = stream::unfold(Some(receiver), |receiver| async move {
@@ -144,7 +144,8 @@ pub(in crate::api) fn streamed(keep_alive: Duration) -> (Sink, Response) {
     (Sink::Stream(sender), respond(events, keep_alive))
 }
 
-/// A stream that continues without its reader, who can resume it.
+/// Creates a sink that keeps its events in a log, and a response that follows the log. The stream continues without its
+/// reader, which can resume it.
 pub(super) fn logged(
     streams: &Streams,
     (owner, stop, hold): (Owner, StopHandle, Option<Arc<Hold>>),
@@ -158,12 +159,12 @@ pub(super) fn logged(
     (Sink::Log(writer), response)
 }
 
-/// A response in one piece that is known already.
+/// Returns a response in one piece that is already known.
 pub(in crate::api) fn repeated(json: String, memory: Option<Share>) -> Response {
     WholeBody { json, _memory: memory }.into_response()
 }
 
-/// Events that are known already, as a stream.
+/// Returns a response that streams events that are already known.
 pub(in crate::api) fn replayed(events: Vec<StreamEvent>, memory: Option<Share>, keep_alive: Duration) -> Response {
     let events = stream::unfold((events.into_iter(), memory), |(mut events, memory)| async move {
         let event = events.next()?;
@@ -172,7 +173,7 @@ pub(in crate::api) fn replayed(events: Vec<StreamEvent>, memory: Option<Share>, 
     respond(events, keep_alive)
 }
 
-/// The response that streams `events`.
+/// Returns the response that streams `events`.
 pub(in crate::api) fn respond(
     events: impl Stream<Item = sse::Event> + Send + 'static,
     keep_alive: Duration,

@@ -1,4 +1,4 @@
-//! OpenTelemetry spans: one for each request, with the phases of its texts below it. The parent is the span that
+//! OpenTelemetry spans: one for each request, with the phases of its texts as children. The parent is the span that
 //! `traceparent` names, if the request has that header. Without an exporter, spans are empty and cost nothing. Spans
 //! never contain a client's text.
 
@@ -13,10 +13,10 @@ use opentelemetry::{Array, Context, KeyValue, StringValue, Value, global};
 use super::encoder::TokenUsage;
 use crate::engine::{Failure, Finish, FinishReason, Timings};
 
-/// The instrumentation's name.
+/// The name of the instrumentation scope.
 const SCOPE: &str = "tidegate";
 
-/// The headers of W3C's trace context.
+/// A reader of the W3C trace context headers.
 struct Headers<'a>(&'a HeaderMap);
 
 impl Extractor for Headers<'_> {
@@ -56,7 +56,7 @@ pub(in crate::api) fn begin(request: &Request, id: &str) -> Context {
     context
 }
 
-/// The operation of a route that generates, as the semantic conventions for generative AI name it.
+/// Returns the operation of a route that generates, named as in the semantic conventions for generative AI.
 fn operation(route: &str) -> Option<&'static str> {
     match route {
         "/v1/chat/completions" | "/chat/completions" | "/v1/messages" | "/v1/responses" | "/responses" => Some("chat"),
@@ -74,7 +74,7 @@ pub(in crate::api) fn answered(context: &Context, status: StatusCode) {
     }
 }
 
-/// Records a text that has ended: queue, prefill and decode, each as a span.
+/// Records a text that has ended, with a span each for queue, prefill and decode.
 pub(in crate::api) fn text(context: &Context, finish: &Finish) {
     if !context.span().is_recording() {
         return;

@@ -20,14 +20,14 @@ use crate::session::Owner;
 /// How long a stream can be read after its end.
 pub(super) const RETENTION: Duration = Duration::from_mins(10);
 
-/// Bytes of one stream's events that are kept. Beyond that the oldest are dropped.
+/// Most bytes of one stream's events that are kept. Beyond that, the oldest events are dropped.
 const MAX_BYTES: usize = 8 << 20;
 
-/// Bytes of all streams' events that are kept. Beyond that the streams that ended first are dropped, of owners with more than an
-/// equal part.
+/// Most bytes of all streams' events that are kept. Beyond that, the streams that ended first are dropped, but only
+/// those of owners with more than an equal share.
 const MAX_TOTAL_BYTES: usize = 256 << 20;
 
-/// Streams of one owner that are kept. Beyond that those that ended first are dropped.
+/// Most streams of one owner that are kept. Beyond that, the streams that ended first are dropped.
 const MAX_STREAMS: usize = 256;
 
 /// The events of one stream, from the first that is still kept.
@@ -36,15 +36,15 @@ pub(in crate::api) struct Log {
     owner: Owner,
     events: Mutex<Events>,
     changed: watch::Sender<()>,
-    /// Ends the run that writes it.
+    /// Stops the run that writes the log.
     stop: StopHandle,
-    /// Its record; none if no other server can continue it.
+    /// The stream's record; `None` if no other server can continue the stream.
     hold: Option<Arc<Hold>>,
 }
 
 #[derive(Default)]
 struct Events {
-    /// How many have been dropped.
+    /// How many events have been dropped.
     first: usize,
     kept: VecDeque<StreamEvent>,
     bytes: usize,
@@ -99,7 +99,7 @@ impl Log {
         self.changed.send_replace(());
     }
 
-    /// The events from number `next` on, present and future, each with its number as `id`.
+    /// Returns the present and future events from number `next` on, each with its number as `id`.
     pub(in crate::api) fn follow(self: Arc<Self>, next: usize) -> impl Stream<Item = sse::Event> + Send + use<> {
         let changed = self.changed.subscribe();
         stream::unfold((self, changed, Some(next)), |(log, mut changed, next)| async move {
@@ -133,7 +133,7 @@ impl Log {
     }
 
     fn lock(&self) -> MutexGuard<'_, Events> {
-        // Nothing panics while it holds the lock.
+        // No code panics while holding this lock.
         self.events.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -146,7 +146,7 @@ impl Log {
     }
 }
 
-/// The error of a request for events that are gone.
+/// Creates the error of a request for events that are gone.
 pub(super) fn no_longer_kept() -> ApiError {
     let message = "the events after this one are no longer kept";
     ApiError::request(StatusCode::GONE, Some("last-event-id"), Some("gone"), message)
@@ -160,10 +160,10 @@ pub(in crate::api) struct Streams {
     claimed: Mutex<HashSet<String>>,
 }
 
-/// What the id of each stream begins with.
+/// The prefix of every stream id.
 const PREFIX: &str = "strm_";
 
-/// Keeps others from taking over the same stream, until it is dropped.
+/// Keeps other requests from taking over the same stream, until it is dropped.
 pub(super) struct Claim<'a> {
     streams: &'a Streams,
     id: &'a str,
@@ -176,12 +176,12 @@ impl Drop for Claim<'_> {
 }
 
 impl Streams {
-    /// The id of a new stream.
+    /// Generates the id of a new stream.
     pub(super) fn new_id() -> String {
         format!("{PREFIX}{:032x}", rand::rng().random::<u128>())
     }
 
-    /// Whether this may be the id of a stream.
+    /// Whether `id` has the form of a stream id.
     pub(super) fn is_id(id: &str) -> bool {
         let digits = id.strip_prefix(PREFIX).unwrap_or_default();
         digits.len() == 32 && digits.bytes().all(|digit| digit.is_ascii_hexdigit())
@@ -192,19 +192,19 @@ impl Streams {
         self.get(owner, id).is_some()
     }
 
-    /// The right to take over a stream; none while another request has it.
+    /// Claims the right to take over a stream; returns `None` while another request has it.
     pub(super) fn claim<'a>(&'a self, id: &'a str) -> Option<Claim<'a>> {
         let is_new = self.claims().insert(id.to_owned());
-        // Made only if no request has one: dropping a second one would end the first.
+        // Created only if no request has a claim: dropping a second one would end the first.
         if is_new { Some(Claim { streams: self, id }) } else { None }
     }
 
-    /// Forgets the events of a stream that another server is going to continue. Its readers get the end of the connection.
+    /// Forgets the events of a stream that another server is going to continue. Its readers see the connection end.
     pub(super) fn forget(&self, id: &str) {
         self.lock().remove(id);
     }
 
-    /// A new stream, and its writer, whose run `stop` ends.
+    /// Opens a stream, and returns its log and its writer. `stop` ends the run of the writer.
     pub(super) fn open(&self, owner: Owner, stop: StopHandle, hold: Option<Arc<Hold>>) -> (Arc<Log>, LogWriter) {
         let id = hold.as_ref().map_or_else(Self::new_id, |hold| hold.id().to_owned());
         let (events, changed) = (Mutex::default(), watch::Sender::new(()));
@@ -215,7 +215,7 @@ impl Streams {
         (Arc::clone(&log), LogWriter(log))
     }
 
-    /// The events of a stream of `owner` from number `next` on.
+    /// Returns the events of a stream of `owner` from number `next` on.
     pub(in crate::api) fn resume(
         &self,
         owner: Owner,
@@ -229,7 +229,8 @@ impl Streams {
         Ok(log.follow(next))
     }
 
-    /// Removes the record of a stream that this server computes. False if the record, if there is one, is not this server's.
+    /// Removes the record of a stream that this server computes. Returns false if this server does not have the stream,
+    /// or no longer holds its record.
     pub(super) async fn withdraw(&self, owner: Owner, id: &str) -> Result<bool, ApiError> {
         let Some(log) = self.get(owner, id) else { return Ok(false) };
         match &log.hold {
@@ -238,7 +239,7 @@ impl Streams {
         }
     }
 
-    /// Forgets a stream of `owner`, and ends its run with the text so far. Its readers get the rest.
+    /// Forgets a stream of `owner`, and ends its run with the text so far. Current readers still get the rest.
     pub(in crate::api) fn delete(&self, owner: Owner, id: &str) -> Result<(), ApiError> {
         let log = self.get(owner, id).ok_or_else(|| ApiError::missing("id", "stream"))?;
         self.lock().remove(id);
@@ -253,17 +254,17 @@ impl Streams {
     }
 
     fn claims(&self) -> MutexGuard<'_, HashSet<String>> {
-        // Nothing panics while it holds the lock.
+        // No code panics while holding this lock.
         self.claimed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<String, Arc<Log>>> {
-        // Nothing panics while it holds the lock.
+        // No code panics while holding this lock.
         self.logs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Drops streams that have ended, expired ones first, until the bounds leave room for one more of `owner`.
+/// Drops ended streams, expired ones first, until the limits leave room for one more stream of `owner`.
 fn make_room(logs: &mut HashMap<String, Arc<Log>>, owner: Owner) {
     logs.retain(|_, log| !log.is_over());
     let mut ended: Vec<(Instant, Arc<Log>)> =
@@ -292,7 +293,7 @@ mod tests {
     use super::*;
     use crate::api::run::active::{ActiveRuns, Described};
 
-    /// A stream of `owner` that has ended with so many bytes.
+    /// Creates a stream of `owner` that has ended, with this many bytes.
     fn ended(streams: &Streams, owner: Owner, bytes: usize) -> String {
         let run = Described { session: None, auth: None, at_shutdown: Stop::Finish };
         let registration = ActiveRuns::default().register(run, None);

@@ -1,4 +1,5 @@
-//! Takes over streams of servers that have died or given them up: finds what was recorded, and computes it again.
+//! Takes over streams of servers that have died or given them up: finds the record of a stream, and computes its events
+//! again.
 
 use std::time::Duration;
 
@@ -15,12 +16,12 @@ use crate::api::formats::format::{Format, repeat};
 use crate::api::state::AppState;
 use crate::session::{Owner, Store, StoreError};
 
-/// How long a request waits for a stream that another server holds, and how often it looks. Short in tests, one of which waits
-/// in vain.
+/// How long a request waits for a stream that another server holds, and how often it looks. Short in tests, one of
+/// which waits for the whole time.
 const WAIT: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 15 });
 const POLL: Duration = Duration::from_millis(if cfg!(test) { 5 } else { 500 });
 
-/// Lets this server have the stream: returns once it has the stream's log. The client lacks the events from `next` on.
+/// Takes over a stream: returns once this server has its log. The client lacks the events from `next` on.
 pub(super) async fn take_over(state: &AppState, owner: Owner, id: &str, next: usize) -> Result<(), ApiError> {
     let deadline = Instant::now() + WAIT;
     loop {
@@ -32,11 +33,11 @@ pub(super) async fn take_over(state: &AppState, owner: Owner, id: &str, next: us
             let message = "the server is shutting down";
             return Err(ApiError::server(StatusCode::SERVICE_UNAVAILABLE, "shutting_down", message));
         }
-        // Another request may be starting it already.
+        // Another request may already be taking it over.
         if let Some(_claim) = state.streams().claim(id)
             && store.take_stream(owner, id).await.map_err(missing)?
         {
-            // Again: until now its holder may have replaced it.
+            // Read the record again: until now, its previous holder may have replaced it.
             let record = store.stream(owner, id).await.map_err(missing)?;
             let record: StreamRecord = serde_json::from_slice(&record).map_err(|_| no_longer_kept())?;
             let recording = Recording::new(state, (store, owner, id.to_owned()), record, Some(next));
@@ -51,7 +52,7 @@ pub(super) async fn take_over(state: &AppState, owner: Owner, id: &str, next: us
     }
 }
 
-/// Runs the recorded request. What it writes into its log is read there.
+/// Runs the recorded request. Its events go to the stream's log, where they are read.
 async fn start(state: &AppState, owner: Owner, recording: Recording) -> Result<Response, ApiError> {
     let (state, path) = (state.clone(), Some(&*recording.record.path));
     let response = if path == CompletionRequest::IDEMPOTENT_PATH {
@@ -61,7 +62,7 @@ async fn start(state: &AppState, owner: Owner, recording: Recording) -> Result<R
     } else {
         Err(no_longer_kept())
     };
-    // The version from which the turn starts is gone, so nothing can be computed again.
+    // The version that the turn starts from is gone, so nothing can be computed again.
     response.map_err(|error| if error.param() == Some("version") { no_longer_kept() } else { error })
 }
 
@@ -71,11 +72,11 @@ pub(super) async fn forget(state: &AppState, owner: Owner, id: &str) -> Result<(
     Ok(store.delete_stream(owner, id).await?)
 }
 
-/// The store that has the record of a stream.
+/// Finds the store that has the record of a stream.
 async fn find(state: &AppState, owner: Owner, id: &str) -> Result<Store, ApiError> {
     let stores = state.stores();
     if stores.is_empty() {
-        // A server that has just started knows no stream yet, and must not say that there is none.
+        // A server that has just started has no store yet, and must not say that the stream does not exist.
         state.ready()?;
     }
     for store in stores.into_iter().filter(|store| store.is_shared() && Streams::is_id(id)) {
@@ -88,7 +89,7 @@ async fn find(state: &AppState, owner: Owner, id: &str) -> Result<Store, ApiErro
     Err(missing(StoreError::STREAM))
 }
 
-/// The error of a request for a stream that can be had later.
+/// Creates the error for a stream that will be available later.
 pub(super) fn unavailable(message: &str) -> ApiError {
     ApiError::server(StatusCode::SERVICE_UNAVAILABLE, "stream_unavailable", message)
 }

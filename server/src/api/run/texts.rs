@@ -10,7 +10,7 @@ use crate::engine::{Event, EventStream, Failure};
 pub(in crate::api) struct Texts {
     pub(in crate::api) recorder: UsageRecorder,
     streams: Vec<Option<EventStream>>,
-    /// The text that is polled first. Each has its turn, so that a busy one cannot starve the others.
+    /// The index of the text that is polled first. It rotates, so that a busy text cannot starve the others.
     turn: usize,
 }
 
@@ -19,12 +19,13 @@ impl Texts {
         Self { recorder, streams: streams.into_iter().map(Some).collect(), turn: 0 }
     }
 
-    /// How many texts there are.
+    /// Returns the number of texts.
     pub(in crate::api) fn count(&self) -> usize {
         self.streams.len()
     }
 
-    /// The next event of any text, with the text's index. Must not be called when all have ended. Safe to cancel.
+    /// Returns the next event of any text, with the text's index. Must not be called once all texts have ended.
+    /// Cancel-safe.
     pub(in crate::api) async fn next(&mut self) -> Result<(usize, Event), Failure> {
         let count = self.streams.len();
         let (index, event) = poll_fn(|context| {
@@ -40,7 +41,7 @@ impl Texts {
         })
         .await;
         self.turn = index + 1;
-        // A channel that closes without a last event belongs to an engine that has stopped.
+        // A channel that closes without a last event means that the engine has stopped.
         let outcome = match event.unwrap_or(Event::Failed(Failure::Internal)) {
             Event::Failed(failure) => Err(failure),
             event => Ok((index, event)),
@@ -57,7 +58,7 @@ impl Texts {
         outcome
     }
 
-    /// Ends all texts as they are.
+    /// Ends all texts with what they have so far.
     pub(in crate::api) fn interrupt(&self) {
         self.streams.iter().flatten().for_each(|stream| stream.interrupt().now());
     }

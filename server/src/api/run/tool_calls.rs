@@ -1,4 +1,4 @@
-//! Splits an answer that may call tools, as it is generated, into plain text and calls.
+//! Splits an answer that may call tools into plain text and calls, as it is generated.
 
 use serde_json::Value;
 
@@ -6,10 +6,10 @@ use crate::api::request::ValidRequest;
 use crate::api::request::identity::Identity;
 use crate::text::{Calls, Instead};
 
-/// What follows a call's name.
+/// The text between a call's name and its arguments.
 const ARGUMENTS: &str = ", \"arguments\": ";
 
-/// A call of a tool.
+/// A tool call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::api) struct ToolCall {
     pub(in crate::api) id: String,
@@ -27,7 +27,7 @@ pub(in crate::api) enum Piece {
     Arguments { index: usize, text: String },
 }
 
-/// The parser's place in the answer.
+/// The parser's position in the answer.
 #[derive(Debug)]
 enum At {
     /// At the beginning, where text and calls cannot be told apart yet.
@@ -51,7 +51,7 @@ pub(in crate::api) struct ToolCallParser {
     /// Text that has not been classified yet.
     held: String,
     calls: Vec<ToolCall>,
-    /// Beginnings that all calls have, and no other text.
+    /// Every call begins with one of these, and no other text does.
     openings: Vec<String>,
     identity: Identity,
     /// The index of the answer in its response.
@@ -59,7 +59,7 @@ pub(in crate::api) struct ToolCallParser {
 }
 
 impl ToolCallParser {
-    /// A parser for the text `index` of a response; none if it cannot call tools.
+    /// Creates a parser for the text `index` of a response; returns `None` if the text cannot call tools.
     pub(in crate::api) fn of(request: &ValidRequest, index: usize) -> Option<Self> {
         let tools = request.tools.as_ref()?;
         Some(Self::new(&tools.calls(), request.identity.clone(), index))
@@ -68,19 +68,19 @@ impl ToolCallParser {
     fn new(calls: &Calls, identity: Identity, index: usize) -> Self {
         let at = if calls.instead == Instead::Nothing { At::Head } else { At::Start };
         let openings = match calls.instead {
-            // Other JSON may have the same first key.
+            // Other JSON may also begin with the key of a call's name.
             Instead::Json(_) => calls.tools.iter().map(|tool| Calls::head(&tool.name)).collect(),
             Instead::Text | Instead::Nothing => vec![Calls::OPENING.to_owned()],
         };
         Self { at, held: String::new(), calls: Vec::new(), openings, identity, index }
     }
 
-    /// The calls so far, the last of which may be unfinished.
+    /// Returns the calls so far, the last of which may be unfinished.
     pub(in crate::api) fn calls(&self) -> &[ToolCall] {
         &self.calls
     }
 
-    /// Whether the answer is one or more complete calls.
+    /// Whether the answer consists of one or more complete calls.
     pub(in crate::api) fn has_called(&self) -> bool {
         matches!(self.at, At::Between)
     }
@@ -110,7 +110,7 @@ impl ToolCallParser {
         }
     }
 
-    /// Classifies the beginning of what is held back.
+    /// Classifies the beginning of the held text.
     fn step(&mut self, out: &mut Vec<Piece>) {
         match &mut self.at {
             At::Start => {
@@ -139,7 +139,7 @@ impl ToolCallParser {
     fn head(&mut self, out: &mut Vec<Piece>) {
         let Some(rest) = self.held.strip_prefix(Calls::OPENING) else { return };
         let Some((name, rest)) = rest.split_once(ARGUMENTS) else { return };
-        // The grammar ensures that it is JSON.
+        // The grammar ensures that the name is JSON.
         let Ok(Value::String(name)) = serde_json::from_str(name) else { return };
         let id = format!("call_{}", self.identity.call(self.index, self.calls.len()));
         out.push(Piece::CallStart { index: self.calls.len(), id: id.clone(), name: name.clone() });
@@ -187,7 +187,8 @@ mod tests {
     use super::*;
     use crate::text::Call;
 
-    /// Plain text, and the name and arguments of each call; the pieces joined must give the same calls.
+    /// Returns the plain text, and the name and arguments of each call. Checks that the joined pieces give the same
+    /// calls.
     fn read(pieces: &[&str], instead: Instead) -> (String, Vec<(String, String)>) {
         let tools = ["f", "g-2"].map(|name| Call { name: name.into(), arguments: Value::Bool(true), strict: true });
         let calls = Calls { tools: tools.into(), max: 2, instead };

@@ -3,12 +3,12 @@
 use super::encoder::SessionInfo;
 use crate::session::{Snapshot, Tier, Turn, VersionId};
 
-/// How much of the text before a turn its request used.
+/// A turn, and whether it continues the text before it.
 #[derive(Clone, Copy)]
 pub(super) struct TurnInfo<'a> {
     pub(super) turn: &'a Turn,
-    /// Whether it starts from the state before it. A new source replaces that, and so does a slot's prompt that does not begin
-    /// with its text.
+    /// Whether the turn starts from the state before it. It does not if a new source replaces that state, or if a
+    /// slot's prompt does not begin with the state's text.
     pub(super) continues: bool,
 }
 
@@ -17,13 +17,13 @@ impl TurnInfo<'_> {
         self.turn.head().read > 0 && self.continues
     }
 
-    /// Tokens before the turn that are computed again. The last pending token is in no state yet; the others were kept
-    /// pending in case a stop string removes them.
+    /// Returns the number of earlier tokens that are computed again. The last pending token is in no state yet; the
+    /// others were kept pending in case a stop string removes them.
     pub(super) fn recomputes(self) -> u64 {
         if self.continues { self.turn.head().pending.len().saturating_sub(1) as u64 } else { 0 }
     }
 
-    /// Where the state came from.
+    /// Returns where the state came from.
     pub(super) fn source(self) -> &'static str {
         if self.restores() { self.tier() } else { "new" }
     }
@@ -35,17 +35,17 @@ impl TurnInfo<'_> {
         }
     }
 
-    /// The version that the turn continues.
+    /// Returns the version that the turn continues.
     pub(super) fn head(&self) -> &VersionId {
         &self.turn.session().head.id
     }
 
-    /// The snapshot of that.
+    /// Returns the snapshot of the version that the turn continues.
     pub(super) fn snapshot(&self) -> &Snapshot {
         self.turn.head()
     }
 
-    /// The session once `snapshot` is its `version`.
+    /// Describes the session once `snapshot` is its `version`.
     pub(super) fn session(self, version: &VersionId, snapshot: &Snapshot, state_bytes: u64) -> SessionInfo {
         SessionInfo {
             id: self.turn.session().id.to_string(),

@@ -1,4 +1,5 @@
-//! The tokens and times of one request: counted, taken from what its key has reserved, and logged when it ends, however it ends.
+//! Counts the tokens and times of one request, takes the tokens from what its key has reserved, and logs both when the
+//! request ends, however it ends.
 
 use std::time::{Duration, Instant};
 
@@ -14,9 +15,9 @@ use crate::engine::{Failure, Finish, Timings};
 pub(in crate::api) struct UsageRecorder {
     span: Span,
     context: Context,
-    /// What the request has reserved of its key's quota; none if the server has no keys.
+    /// What the request has reserved of its key's quota; `None` if the server has no keys.
     reservation: Option<Reservation>,
-    /// Tokens still to come that another server has generated: they are used up already.
+    /// Number of tokens still to come that another server has generated, and charged.
     known: usize,
     started: Instant,
     pub(in crate::api) usage: TokenUsage,
@@ -26,7 +27,8 @@ pub(in crate::api) struct UsageRecorder {
 }
 
 impl UsageRecorder {
-    /// Records a request in the current span. Its prompts count as used now: the engine has accepted it.
+    /// Creates a recorder in the current span. The request's prompts count as used now, because the engine has accepted
+    /// it.
     pub(in crate::api) fn new(
         (prompt, cached): (usize, usize),
         texts: usize,

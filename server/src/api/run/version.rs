@@ -7,7 +7,7 @@ use serde::Deserialize;
 /// The same version as in `etag`, without quotes.
 const HEADER: HeaderName = HeaderName::from_static("x-session-version");
 
-/// A response that names the version, if there is one.
+/// Adds the headers that name the version, if there is one.
 pub(in crate::api) fn tagged(mut response: Response, version: Option<&str>) -> Response {
     let Some(version) = version else { return response };
     for (name, value) in [(header::ETAG, format!("\"{version}\"")), (HEADER, version.to_owned())] {
@@ -18,7 +18,7 @@ pub(in crate::api) fn tagged(mut response: Response, version: Option<&str>) -> R
     response
 }
 
-/// The version that the stored body of a turn's response names; none if it was no turn.
+/// Returns the version that the stored body of a turn's response names; `None` if it was not a turn.
 pub(in crate::api) fn of_body(body: &str) -> Option<String> {
     #[derive(Deserialize)]
     struct Turn {

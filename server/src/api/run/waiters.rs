@@ -4,7 +4,7 @@ use crate::api::error::ApiError;
 use crate::api::shares::{Share, Shares};
 use crate::session::Owner;
 
-/// Requests that may wait; each holds its body in memory. Those of one owner alone may be half of them.
+/// Most requests that may wait; each holds its body in memory. One owner may have at most half of them.
 const MAX_WAITERS: u64 = 256;
 
 /// The requests that wait.

@@ -1,4 +1,4 @@
-//! Names of versions (tags and labels), and their ancestors across forks.
+//! The routes for tags, labels and ancestors of versions.
 
 use axum::Json;
 use axum::body::Bytes;
@@ -77,7 +77,7 @@ pub(super) struct DeletedTag {
     deleted: bool,
 }
 
-/// The session and the name in a path.
+/// Parses the session and the name in a path.
 fn path_pair(path: Result<Path<(String, String)>, PathRejection>) -> Result<(SessionId, String), ApiError> {
     let Path((id, name)) = path.map_err(|rejection| ApiError::invalid(Some("id"), rejection.to_string()))?;
     Ok((session_id(&id, "session")?, name))
@@ -94,7 +94,7 @@ fn tag_name(text: &str) -> Result<TagName, ApiError> {
 
 /// Change the label of a version
 ///
-/// The label belongs to the version: every session that lists it has the new label.
+/// The label belongs to the version: every session that lists the version has the new label.
 #[utoipa::path(
     patch,
     path = "/v1/sessions/{id}/turns/{version}",
@@ -153,8 +153,8 @@ pub(super) async fn tags(
 
 /// Tag a version of a session, or move a tag
 ///
-/// The tag can be given wherever a version of this session can. Its snapshot is kept beyond `--keep-versions`, and where space
-/// is short, it is deleted last.
+/// The tag can be used wherever a version of this session can. The snapshot of a tagged version is kept beyond
+/// `--keep-versions`, and where space is short, it is deleted last.
 #[utoipa::path(
     put,
     path = "/v1/sessions/{id}/tags/{name}",
@@ -185,7 +185,7 @@ pub(super) async fn tag(
 
 /// Remove a tag from a session
 ///
-/// Its version stays.
+/// The tagged version stays.
 #[utoipa::path(
     delete,
     path = "/v1/sessions/{id}/tags/{name}",
@@ -213,7 +213,7 @@ pub(super) struct LineageQuery {
     /// Where the chain begins: a version of yours, or a tag of this session. Default: the head.
     #[param(nullable = false)]
     version: Option<String>,
-    /// Another session, version or tag of this session: the answer then has the common ancestor.
+    /// Another session, or a version or tag of this session. The answer then has the common ancestor.
     #[param(nullable = false)]
     with: Option<String>,
     /// Versions per page. Default: 100.
@@ -230,7 +230,7 @@ pub(super) struct Lineage {
     object: LineageKind,
     data: Vec<Ancestor>,
     has_more: bool,
-    /// The newest version that the chain has in common with the one of `with`; null if there is none, and without `with`.
+    /// The newest version that the chain shares with that of `with`; null if there is none, and without `with`.
     #[schema(required)]
     common_ancestor: Option<String>,
     /// What `with` named; null without it.
@@ -241,10 +241,10 @@ pub(super) struct Lineage {
 /// The other end of a comparison.
 #[derive(Serialize, ToSchema)]
 pub(super) struct Compared {
-    /// The session; null if `with` is a version.
+    /// The session; null if `with` is a version or a tag.
     #[schema(required)]
     session: Option<String>,
-    /// The version, which is the session's head.
+    /// The version; if `with` is a session, its head.
     version: String,
 }
 
@@ -252,10 +252,10 @@ pub(super) struct Compared {
 #[derive(Serialize, ToSchema)]
 pub(super) struct Ancestor {
     version: String,
-    /// The version before it. That of the last entry is not listed by any session any more.
+    /// The version before it. No session lists the parent of the last entry any more.
     #[schema(required)]
     parent: Option<String>,
-    /// The session that made it, which may be deleted by now; null for a stored response, and if it is not known.
+    /// The session that created it, which may be deleted by now; null for a stored response, and if it is not known.
     #[schema(required)]
     session: Option<String>,
     #[schema(required)]
@@ -290,8 +290,8 @@ impl From<session::Version> for Ancestor {
 
 /// List a version's ancestors, across forks
 ///
-/// From the head, or from `version`, to the first version, in whichever sessions they were made. With `with`, the answer
-/// also has the version where two conversations parted.
+/// From the head, or from `version`, back to the first version, whichever sessions created them. With `with`, the
+/// answer also has the version where the two conversations parted.
 #[utoipa::path(
     get,
     path = "/v1/sessions/{id}/lineage",

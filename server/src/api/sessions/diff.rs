@@ -1,4 +1,4 @@
-//! The differences of the texts of two versions.
+//! Compares the texts of two versions.
 
 use std::sync::Arc;
 
@@ -22,13 +22,13 @@ use crate::text::{Edit, TooDifferent, Vocabulary, diff as diff_texts};
 
 literals!(DiffKind = "session.diff");
 
-/// Most tokens by which the comparison begins before the first difference, so that it begins with a word.
+/// Most tokens by which the comparison begins before the first difference, so that it begins at a word.
 const MAX_BACK: usize = 64;
 
-/// Tokens in which the last character before a position ends, and the first one after it begins.
+/// Number of tokens to look at on each side of a position for the nearest byte of text.
 const NEAR: usize = 8;
 
-/// What is compared.
+/// The texts to compare.
 #[derive(Debug, Deserialize, utoipa::IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -40,7 +40,7 @@ pub(super) struct DiffQuery {
     to: Option<String>,
 }
 
-/// How one text becomes another.
+/// The changes that turn one text into another.
 #[derive(Serialize, ToSchema)]
 pub(super) struct SessionDiff {
     object: DiffKind,
@@ -50,19 +50,20 @@ pub(super) struct SessionDiff {
     from: String,
     /// The version with the second text.
     to: String,
-    /// Tokens that both texts begin with, and that are not in `changes`.
+    /// Number of tokens that both texts begin with. They are not in `changes`.
     common_tokens: u64,
-    /// The newest version that both continue; null if there is none, or it is no longer listed.
+    /// The newest version that both continue; null if there is none, if it is no longer listed, or if it is too far
+    /// back.
     #[schema(required)]
     common_ancestor: Option<String>,
-    /// The pieces of both texts after those tokens, in order; none if the texts are the same.
+    /// The pieces of both texts after those tokens, in order; empty if the texts are the same.
     changes: Vec<TextChange>,
 }
 
 /// A piece of text.
 #[derive(Serialize, ToSchema)]
 pub(super) struct TextChange {
-    /// Whether both texts have it, or the first one alone (`delete`), or the second one alone (`insert`).
+    /// Which text has the piece: both (`equal`), only the first (`delete`) or only the second (`insert`).
     #[schema(inline)]
     op: TextOp,
     text: String,
@@ -89,7 +90,8 @@ impl From<(Edit, String)> for TextChange {
 
 /// Compare the texts of two versions
 ///
-/// Word by word, after the tokens that both begin with. The text before them is that of either version, up to `common_tokens`.
+/// Word by word, after the tokens that both begin with. The text before that is the same in both versions, up to
+/// `common_tokens`.
 #[utoipa::path(
     get,
     path = "/v1/sessions/{id}/diff",
@@ -114,7 +116,7 @@ pub(super) async fn diff(
         None => head,
     };
     let common_ancestor = match store.common_ancestor(owner, from.clone(), to.clone()).await {
-        // The texts can be compared without it.
+        // The texts can be compared without a common ancestor.
         Err(StoreError::FarAncestor { .. }) => None,
         found => found?,
     };
@@ -128,7 +130,7 @@ pub(super) async fn diff(
     Ok(Json(SessionDiff { object: DiffKind, id, from, to, common_tokens, common_ancestor, changes }))
 }
 
-/// The version that the parameter names, if anything of the owner's lists it.
+/// Returns the version that the parameter names, if anything that the owner stores lists it.
 async fn listed(
     store: &Store,
     owner: Owner,
@@ -141,7 +143,7 @@ async fn listed(
     Ok(version)
 }
 
-/// An error about the text of one of the versions, of which the first is `from`.
+/// Converts an error about one of the two texts, so that it names the right parameter. `from` is the first version.
 fn about_either(error: StoreError, from: &VersionId) -> ApiError {
     let param = match &error {
         StoreError::TextNotKept { version } | StoreError::FarApart { version, .. } if version != from => "to",
@@ -150,7 +152,7 @@ fn about_either(error: StoreError, from: &VersionId) -> ApiError {
     ApiError::from(error).renamed("version", param)
 }
 
-/// The number of tokens that both texts begin with, and what follows.
+/// Returns the number of tokens that both texts begin with, and the changes after them.
 fn compare(parted: &PartedTexts, vocabulary: &Vocabulary) -> Result<(u64, Vec<TextChange>), ApiError> {
     let PartedTexts { start, ends: [one, other] } = parted;
     let cut = first_difference([one, other], *start == 0, vocabulary);
@@ -167,8 +169,8 @@ fn compare(parted: &PartedTexts, vocabulary: &Vocabulary) -> Result<(u64, Vec<Te
     Ok((start + cut as u64, changes.into_iter().map(TextChange::from).collect()))
 }
 
-/// Where the comparison begins: at the first token that differs, or before it if a word or a character of either text begins
-/// earlier. `whole` says whether the tokens are those of the whole texts.
+/// Returns where the comparison begins: at the first token that differs, or earlier if a word or a character of either
+/// text begins before it. `whole` says whether the tokens are those of the whole texts.
 fn first_difference(texts: [&[u32]; 2], whole: bool, vocabulary: &Vocabulary) -> usize {
     let [one, other] = texts;
     let same = one.iter().zip(other).take_while(|(one, other)| one == other).count();
@@ -177,7 +179,7 @@ fn first_difference(texts: [&[u32]; 2], whole: bool, vocabulary: &Vocabulary) ->
         |text: &[u32], at: usize| vocabulary.bytes_of(&text[at..text.len().min(at + NEAR)]).first().copied();
     let is_white = |byte: u8| byte.is_ascii_whitespace();
     let in_character = |at: usize| texts.iter().any(|text| next_byte(text, at).is_some_and(|byte| byte & 0xC0 == 0x80));
-    // A text that ends here has been continued, whatever the other one goes on with.
+    // If one text ends here, the other one continues it, whatever comes next.
     let between_words = |at: usize| {
         let begins = if at == 0 { whole } else { last_byte(at).is_none_or(is_white) };
         begins

@@ -1,4 +1,4 @@
-//! Parts of requests and responses that the routes of sessions share.
+//! Helpers for requests and responses that the session routes share.
 
 use axum::Json;
 use axum::body::Bytes;
@@ -21,7 +21,7 @@ use crate::api::run::version;
 use crate::api::state::{AppState, Served};
 use crate::session::{self, Owner, SessionId, Store, VersionId, VersionRef};
 
-/// A response with the session's version in its headers.
+/// Returns a response with the session's version in its headers.
 pub(super) fn tagged(status: StatusCode, version: &str, body: impl IntoResponse) -> Response {
     version::tagged((status, body).into_response(), Some(version))
 }
@@ -30,7 +30,7 @@ pub(super) fn respond(served: &Served, status: StatusCode, session: &session::Se
     tagged(status, session.head.id.as_str(), Json(Session::new(session, served.state_bytes)))
 }
 
-/// A body that is stored in a receipt before it is sent.
+/// Serializes a body that is stored in a receipt before it is sent.
 pub(super) fn to_json(body: &impl Serialize) -> String {
     serde_json::to_string(body).expect("strings, numbers and maps with string keys become JSON")
 }
@@ -49,7 +49,7 @@ pub(super) async fn to_completion<T: Send + 'static>(
     tokio::spawn(change.in_current_span()).await.unwrap_or_else(|_| Err(ApiError::internal()))
 }
 
-/// A stored body as the response that it was the first time.
+/// Turns a stored body back into the original response.
 pub(super) fn replay(status: StatusCode, body: String) -> Response {
     let version = serde_json::from_str(&body).ok().and_then(|body: Value| Some(body["version"].as_str()?.to_owned()));
     let body = ([(header::CONTENT_TYPE, "application/json")], body);
@@ -59,13 +59,14 @@ pub(super) fn replay(status: StatusCode, body: String) -> Response {
     }
 }
 
-/// The session id in a path.
+/// Parses the session id in a path.
 pub(super) fn path_id(path: Result<Path<String>, PathRejection>) -> Result<SessionId, ApiError> {
     let Path(id) = path.map_err(|rejection| ApiError::invalid(Some("id"), rejection.to_string()))?;
     session_id(&id, "session")
 }
 
-/// The version that is meant in a session: by its id, or by a tag of the session. `param` is the parameter's name.
+/// Returns the version of a session that `text` names: by its id, or by a tag of the session. `param` is the
+/// parameter's name.
 pub(super) async fn resolve(
     store: &Store,
     owner: Owner,
@@ -76,8 +77,8 @@ pub(super) async fn resolve(
     store.resolve(owner, id, meant).await.map_err(|error| ApiError::from(error).renamed("tag", param))
 }
 
-/// The version that is meant anywhere: the head of the session with this id, whose id comes with it, or what [`resolve`] finds
-/// in the session `id`.
+/// Returns the version that `text` names anywhere: if it is a session's id, that id and the head of the session; else
+/// what [`resolve`] finds in the session `id`.
 pub(super) async fn resolve_any(
     store: &Store,
     owner: Owner,
@@ -92,12 +93,12 @@ pub(super) async fn resolve_any(
     Ok((Some(other), head))
 }
 
-/// The parameters after the path.
+/// Returns the query parameters, or an error that names the parameter at fault.
 pub(in crate::api) fn read_query<T>(query: Result<Query<T>, QueryRejection>) -> Result<T, ApiError> {
     query.map(|Query(query)| query).map_err(|rejection| {
         let text = rejection.body_text();
         let message = text.strip_prefix("Failed to deserialize query string: ").unwrap_or(&text);
-        // A name that is wrong or missing; or the name of a parameter, and what is wrong with its value.
+        // The message is about a wrong or missing name, or it has a parameter's name and what is wrong with its value.
         match message.split_once(": ").filter(|_| !message.contains(" field `")) {
             Some((param, message)) => ApiError::invalid(Some(param), data_complaint(param, message)),
             None => ApiError::invalid(message.split('`').nth(1), data_complaint("the query", message)),
@@ -105,7 +106,7 @@ pub(in crate::api) fn read_query<T>(query: Result<Query<T>, QueryRejection>) -> 
     })
 }
 
-/// A JSON body, parsed; an empty body counts as `{}`.
+/// Parses a JSON body; an empty body counts as `{}`.
 pub(in crate::api) async fn read_json<T: DeserializeOwned + Send + 'static>(
     state: &AppState,
     headers: &HeaderMap,
@@ -115,7 +116,7 @@ pub(in crate::api) async fn read_json<T: DeserializeOwned + Send + 'static>(
     run_blocking(state, bytes.len(), move || parse(&bytes)).await
 }
 
-/// A JSON body; an empty body counts as `{}`.
+/// Returns a JSON body; an empty body counts as `{}`.
 pub(super) fn json_body(
     state: &AppState,
     headers: &HeaderMap,

@@ -1,4 +1,4 @@
-//! Pages of sessions, and what selects their sessions.
+//! Lists sessions in pages, with filters.
 
 use std::collections::BTreeMap;
 
@@ -58,7 +58,7 @@ pub(super) struct ListQuery {
     updated_before: Option<u64>,
 }
 
-/// `metadata[KEY]=VALUE`, any number of times.
+/// The query parameter `metadata[KEY]=VALUE`, which may be given any number of times.
 pub(super) struct MetadataQuery;
 
 impl IntoParams for MetadataQuery {
@@ -74,14 +74,14 @@ impl IntoParams for MetadataQuery {
     }
 }
 
-/// The part of a query, with the messages of all queries.
+/// Parses a part of a query, with the same error messages as other queries.
 fn part<T: DeserializeOwned>(pairs: &[&str]) -> Result<T, ApiError> {
     let uri = format!("/?{}", pairs.join("&")).parse::<Uri>();
     let uri = uri.map_err(|error| ApiError::invalid(None, format!("the query cannot be parsed: {error}")))?;
     read_query(Query::try_from_uri(&uri))
 }
 
-/// The model that a query names, and what it asks for.
+/// Parses a query into the model that it names and the listing that it asks for.
 pub(super) fn listing(query: &str) -> Result<(Option<String>, Listing), ApiError> {
     let is_note = |pair: &&str| {
         let start = pair.get(..8).unwrap_or_default();
@@ -123,7 +123,7 @@ pub(super) fn listing(query: &str) -> Result<(Option<String>, Listing), ApiError
     Ok((query.model, Listing { after, limit: limit as usize, newest_first, filter }))
 }
 
-/// The notes that `metadata[KEY]=VALUE` names.
+/// Parses `metadata[KEY]=VALUE` parameters.
 fn pairs(found: Vec<(String, String)>) -> Result<BTreeMap<String, String>, ApiError> {
     let mut pairs = BTreeMap::new();
     for (name, value) in found {

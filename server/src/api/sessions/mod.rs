@@ -1,4 +1,4 @@
-//! `/v1/sessions` and `/v1/snapshots`: creating, listing, forking, rewinding, extending, naming, reading, downloading and uploading
+//! The routes `/v1/sessions` and `/v1/snapshots`: create, list, fork, rewind, extend, name, read, download and upload
 //! sessions.
 
 mod branches;
@@ -67,10 +67,10 @@ pub(super) fn routes() -> OpenApiRouter<AppState> {
 
 /// List your sessions
 ///
-/// Those of one model, where the server has several.
+/// On a server with several models, the sessions of one model.
 ///
-/// Filters select sessions that match all of them. A request looks at 1,000 sessions at most: with filters, a page may have
-/// fewer than `limit` or none although `has_more` is true, and `next` continues the search.
+/// Filters select sessions that match all of them. A request looks at 1,000 sessions at most: with filters, a page may
+/// have fewer sessions than `limit`, or none, although `has_more` is true. `next` continues the search.
 #[utoipa::path(
     get,
     path = "/v1/sessions",
@@ -183,7 +183,7 @@ async fn delete(
 
 /// Fork a session
 ///
-/// Also works while the session is in use, from its last commit.
+/// Works while the session is in use, too: the fork then starts from the last commit.
 #[utoipa::path(
     post,
     path = "/v1/sessions/{id}/fork",
@@ -242,8 +242,8 @@ async fn fork(
 
 /// Rewind to an earlier version, or switch to another branch
 ///
-/// The version may be any of yours whose snapshot is kept, such as the version of the best fork, which the session then
-/// lists with its ancestors.
+/// The version may be any of yours whose snapshot is kept, for example the head of the best fork. The session then
+/// lists that version with its ancestors.
 #[utoipa::path(
     post,
     path = "/v1/sessions/{id}/rewind",

@@ -43,7 +43,7 @@ enum Input {
 }
 
 impl Input {
-    /// The form that is given; `None` without any.
+    /// Returns the form that is given; `None` if none is.
     fn new(
         text: Option<String>,
         tokens: Option<Vec<u32>>,
@@ -66,7 +66,7 @@ impl Input {
         }
     }
 
-    /// Its tokens, and its messages if it consists of some.
+    /// Returns the input's tokens, and its messages if it consists of messages.
     fn ids(self, served: &Served, base: &Snapshot) -> Result<(Vec<u32>, Option<PromptMessages>), ApiError> {
         let (param, mut added) = (self.param(), None);
         let ids = match self {
@@ -88,7 +88,8 @@ impl Input {
 
 /// Create a session
 ///
-/// With at most one of `text`, `tokens`, `messages`, `version` and `snapshot`; without any, the session is empty.
+/// The session starts from at most one of `text`, `tokens`, `messages`, `version` and `snapshot`. Without any, it is
+/// empty.
 #[utoipa::path(
     post,
     path = "/v1/sessions",
@@ -137,7 +138,7 @@ pub(super) async fn create(
         store.admit(owner).await?;
     }
     let start = start(&state, &served, owner, (request, size)).await?;
-    // Those of the file, unless the request has its own.
+    // The file's metadata and label apply unless the request has its own.
     let (metadata, label) = match &start {
         Start::Uploaded(_, file) => (
             own_metadata.map_or_else(|| metadata(file.metadata.clone()), Ok)?,
@@ -155,7 +156,8 @@ pub(super) async fn create(
     to_completion(&state, creating).await
 }
 
-/// What a new session starts from: at most one of text, tokens, messages, version and snapshot. The body had `bytes` bytes.
+/// Returns what a new session starts from: at most one of text, tokens, messages, version and snapshot. The body had
+/// `bytes` bytes.
 async fn start(
     state: &AppState,
     served: &Arc<Served>,
@@ -258,7 +260,7 @@ pub(super) async fn append(
     to_completion(&state, committing).await
 }
 
-/// The response to an append. It is created before the commit, which stores it in the receipt.
+/// Builds the response to an append. It is built before the commit, which stores it in the receipt.
 fn body(
     before: &session::Session,
     version: &VersionId,
@@ -281,14 +283,14 @@ fn body(
     to_json(&Appended { appended_tokens, session: Session::new(&session, served.state_bytes) })
 }
 
-/// What was read.
+/// The result of reading an input.
 struct Read {
     tokens: usize,
     snapshot: Arc<Snapshot>,
     text: AddedText,
 }
 
-/// Input that the model is to read.
+/// Input that is ready for the model to read.
 struct Reading {
     served: Arc<Served>,
     request: Request,
@@ -297,7 +299,7 @@ struct Reading {
     param: &'static str,
 }
 
-/// Encodes `input`, which came in a body of so many bytes, to be read after `base`.
+/// Encodes `input`, which came in a body of `bytes` bytes, to be read after `base`.
 async fn prepare(
     state: &AppState,
     served: &Arc<Served>,
@@ -318,8 +320,8 @@ async fn prepare(
 }
 
 impl Reading {
-    /// Lets the model read it. Nothing is committed before its end, so the removal of its key, the deletion of its session
-    /// and a shutdown end it at once.
+    /// Lets the model read the input. Nothing is committed before the end, so the removal of the key, the deletion of
+    /// the session or a shutdown ends it at once.
     async fn run(self, state: &AppState, owner: Owner, session: Option<SessionId>) -> Result<Read, ApiError> {
         let Self { served, request, recorder, param } = self;
         let tokens = request.prompt_tokens();
@@ -337,7 +339,7 @@ impl Reading {
                 biased;
                 stop = registration.stopped() => match stop.error() {
                     Some(error) => return Err(error),
-                    // The time of a text is over, and this generates none.
+                    // The time limit for a text has passed, but this generates none.
                     None => continue,
                 },
                 event = events.next() => event,

@@ -54,7 +54,7 @@ pub(super) async fn download(
     Ok(file(&version, bytes))
 }
 
-/// A snapshot as a file.
+/// Returns a response with a snapshot as a file.
 pub(in crate::api) fn file(version: &Version, bytes: bytes::Bytes) -> Response {
     let name = format!("attachment; filename=\"{}.tidegate\"", version.id);
     let headers = [(header::CONTENT_TYPE, "application/octet-stream".to_owned()), (header::CONTENT_DISPOSITION, name)];
@@ -63,8 +63,8 @@ pub(in crate::api) fn file(version: &Version, bytes: bytes::Bytes) -> Response {
 
 /// Upload a conversation
 ///
-/// Creates a session from a snapshot of the same model, from this or another server, with the label, metadata, ancestors and
-/// text that the file has.
+/// Creates a session from a snapshot of the same model, made by this or another server, with the label, metadata,
+/// ancestors and text in the file.
 #[utoipa::path(
     post,
     path = "/v1/snapshots",
@@ -93,13 +93,13 @@ pub(super) async fn upload(
     Ok(respond(state.ready()?, StatusCode::CREATED, &session))
 }
 
-/// Whether a body is declared as a file.
+/// Whether the headers declare the body as a file.
 pub(in crate::api) fn is_file(headers: &HeaderMap) -> bool {
     let essence = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
     essence.is_some_and(|essence| essence.trim().eq_ignore_ascii_case("application/octet-stream"))
 }
 
-/// Reads the file of a snapshot, and returns its size as well.
+/// Receives the file of a snapshot, and returns its size as well.
 pub(in crate::api) async fn receive(
     state: &AppState,
     owner: Owner,

@@ -71,7 +71,7 @@ pub(super) async fn tokens(
 
 /// Read the messages of a session
 ///
-/// In order, from the first. A system message of `/v1/responses` is its `instructions`.
+/// In order, from the first. The `instructions` of `/v1/responses` are a system message.
 #[utoipa::path(
     get,
     path = "/v1/sessions/{id}/messages",
@@ -111,7 +111,7 @@ async fn part(
     Ok((id, version, part))
 }
 
-/// The version that is named by its id or a tag, if one is.
+/// Returns the version that the query names by its id or a tag, if it names one.
 async fn meant(
     state: &AppState,
     owner: Owner,
@@ -124,7 +124,7 @@ async fn meant(
     }
 }
 
-/// Bytes as text; what is no character becomes U+FFFD.
+/// Decodes bytes as text; invalid UTF-8 becomes U+FFFD.
 pub(super) fn decode(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }

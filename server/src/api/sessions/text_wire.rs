@@ -21,8 +21,8 @@ pub(super) struct TextQuery {
     /// The position of the first token. Default: 0.
     #[param(nullable = false)]
     pub(super) start: Option<u64>,
-    /// The position after the last token, at most 1,000,000 after `start`. Default: as far as that, or the end
-    /// of the text.
+    /// The position after the last token, at most 1,000,000 after `start`. Default: that limit, or the end of the text
+    /// if it comes first.
     #[param(nullable = false)]
     pub(super) end: Option<u64>,
 }
@@ -40,8 +40,8 @@ pub(super) struct SessionText {
     pub(super) end: u64,
     /// Tokens of the whole text.
     pub(super) total: u64,
-    /// The text of the tokens. Special tokens have none; bytes that are no whole character, as where a part begins or ends
-    /// within one, are U+FFFD.
+    /// The text of the tokens. Special tokens have none. Bytes that are not a whole character, for example where a part
+    /// begins or ends inside one, become U+FFFD.
     pub(super) text: String,
 }
 
@@ -72,7 +72,8 @@ pub(super) struct MessagesQuery {
     /// The number of the first message. Default: 0.
     #[param(nullable = false)]
     pub(super) start: Option<u64>,
-    /// The number after that of the last message, at most 10,000 after `start`. Default: as many, or all.
+    /// The number after that of the last message, at most 10,000 after `start`. Default: that limit, or all messages if
+    /// there are fewer.
     #[param(nullable = false)]
     pub(super) end: Option<u64>,
 }
@@ -94,8 +95,8 @@ pub(super) struct SessionMessages {
     pub(super) data: Vec<Message>,
 }
 
-/// A message that becomes a [`SessionMessage`] when it is written. Its further fields take many times the memory then, so only
-/// one message is parsed at a time.
+/// A message that becomes a [`SessionMessage`] only when it is serialized. Its parsed fields take many times the
+/// memory, so only one message is parsed at a time.
 pub(super) struct Message(KeptMessage);
 
 impl From<KeptMessage> for Message {
@@ -110,8 +111,8 @@ impl Serialize for Message {
     }
 }
 
-/// A message of a conversation. Text and tokens that the client has sent are the user's, what the model has generated is the
-/// assistant's.
+/// A message of a conversation. Text and tokens that the client has sent have the role `user`; what the model has
+/// generated has the role `assistant`.
 #[derive(Serialize, ToSchema)]
 pub(super) struct SessionMessage {
     role: &'static str,
@@ -120,11 +121,11 @@ pub(super) struct SessionMessage {
     content: Option<String>,
     /// The version that added it.
     version: String,
-    /// The calls of tools that it makes.
+    /// The tool calls that it makes.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false, value_type = Option<Vec<Object>>)]
     tool_calls: Option<Value>,
-    /// The call that a tool's message answers.
+    /// The tool call that the message answers.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     tool_call_id: Option<String>,
@@ -134,7 +135,7 @@ pub(super) struct SessionMessage {
     name: Option<String>,
 }
 
-/// Further fields of a message, as they are stored.
+/// The further fields of a stored message.
 #[derive(Default, Deserialize)]
 struct More {
     tool_calls: Option<Value>,
@@ -153,7 +154,7 @@ impl SessionMessage {
     }
 }
 
-/// Calls with their arguments as text, as clients send them; templates take objects.
+/// Turns the calls' arguments from objects, as templates take them, into text, as clients send them.
 fn with_text_arguments(mut calls: Value) -> Value {
     for call in calls.as_array_mut().into_iter().flatten() {
         if let Some(arguments) = call.pointer_mut("/function/arguments").filter(|arguments| arguments.is_object()) {

@@ -61,12 +61,12 @@ pub(super) struct CreateRequest {
     pub(super) tokens: Option<Vec<u32>>,
     #[schema(min_items = 1, max_items = 10_000)]
     pub(super) messages: Option<Vec<ChatMessage>>,
-    /// The version to start from: of any session of the caller.
+    /// The version to start from, of any of your sessions.
     pub(super) version: Option<String>,
     /// A snapshot, in base64.
     #[schema(content_encoding = "base64")]
     pub(super) snapshot: Option<String>,
-    /// For the random numbers of its turns. Default: random.
+    /// The seed of the random numbers of the session's turns. Default: random.
     pub(super) seed: Option<Seed>,
     #[schema(value_type = Option<MetadataField>)]
     pub(super) metadata: Option<BTreeMap<String, String>>,
@@ -146,7 +146,7 @@ pub(super) struct Session {
     created: u64,
     /// When it was last changed, in seconds since 1970.
     updated: u64,
-    /// When it is deleted if it is not used before, in seconds since 1970; null for never.
+    /// When it is deleted unless it is used before, in seconds since 1970; null for never.
     #[schema(required)]
     expires: Option<u64>,
     /// Seconds until an unused session is deleted; null for never.
@@ -169,7 +169,7 @@ pub(super) struct Session {
     in_use: bool,
     #[schema(required)]
     forked_from: Option<ForkedFrom>,
-    /// Versions by the names of their tags.
+    /// The version that each tag names.
     tags: BTreeMap<String, String>,
 }
 
@@ -225,7 +225,7 @@ pub(super) struct ForkedSessions {
     pub(super) data: Vec<Session>,
 }
 
-/// The versions of a session, in the order in which it got them.
+/// The versions of a session, in the order in which the session got them.
 #[derive(Serialize, ToSchema)]
 pub(super) struct Turns {
     pub(super) object: ListKind,
@@ -258,7 +258,7 @@ pub(super) struct Version {
     kept: bool,
     /// Whether the next turn starts from it.
     head: bool,
-    /// The session that made it; null for a stored response, and if it is not known.
+    /// The session that created it; null for a stored response, and if it is not known.
     #[schema(required)]
     session: Option<String>,
     /// The names of its tags in this session.
@@ -328,7 +328,7 @@ pub(in crate::api) fn metadata(pairs: BTreeMap<String, String>) -> Result<Metada
     Ok(pairs)
 }
 
-/// The lifetime of an unused session.
+/// Checks the lifetime of an unused session.
 pub(super) fn ttl(seconds: u64) -> Result<Duration, ApiError> {
     if (1..=MAX_TTL).contains(&seconds) {
         return Ok(Duration::from_secs(seconds));

@@ -1,4 +1,4 @@
-//! The texts: code and a table, which are given, and prose, which the model writes.
+//! The benchmark's texts: code and a table, which are given, and prose, which the model generates.
 
 use std::sync::Arc;
 
@@ -8,23 +8,23 @@ use tidegate_model::sampling::TokenSet;
 use tidegate_server::engine::{Constraint, ConstraintError, Grammar, RequestParameters};
 use tidegate_server::text::Tokenizer;
 
-/// A source file as it once was, so that figures of different builds are about the same text.
+/// A frozen copy of a source file, so that the results of different builds are about the same text.
 const CODE: &str = include_str!("code.txt");
 
-/// What prose begins with.
+/// The prompt for prose.
 const OPENING: &str = "Once upon a time";
 
-/// A text, of which some tokens are known at first.
+/// A text to generate.
 #[derive(Debug)]
 pub(super) enum Text {
-    /// Of these tokens, and no others.
+    /// The model must generate exactly these tokens; the first of them are the prompt.
     Given(Vec<u32>),
-    /// What the model writes after a few words.
+    /// The model continues a short prompt freely.
     Free { prompt: Vec<u32>, sampling: SamplingParams },
 }
 
-/// The texts with their names. Each given one has `known` tokens before the `tokens` that are measured. sampling: how prose is
-/// sampled, if the model can write any
+/// Returns the texts with their names. Each given text has `known` prompt tokens and then `tokens` measured ones. Prose
+/// is included if `sampling` says how to sample it: only models that can generate any need it.
 pub(super) fn texts(
     tokenizer: &Tokenizer,
     (known, tokens): (usize, usize),
@@ -44,7 +44,7 @@ pub(super) fn texts(
     Ok(texts)
 }
 
-/// A table of which some columns repeat themselves. Each row has more than one token.
+/// Returns a table in which some columns repeat. Each row has more than one token.
 fn table(rows: usize) -> String {
     let cities = ["Rome", "Oslo", "Lima", "Cairo", "Quito"];
     let row = |i: usize| {
@@ -55,7 +55,7 @@ fn table(rows: usize) -> String {
 }
 
 impl Text {
-    /// The request that writes it; free text is another one for each `seed`.
+    /// Returns the request that generates the text. Each `seed` gives a different free text.
     pub(super) fn request(&self, (known, tokens): (usize, usize), seed: u64) -> RequestParameters {
         let mut parameters = RequestParameters { max_tokens: tokens, ..RequestParameters::default() };
         match self {
@@ -74,8 +74,8 @@ impl Text {
     }
 }
 
-/// A grammar that allows one text, so that every model writes it, also one of random weights. The sampler chooses each token all
-/// the same.
+/// A grammar that allows exactly one text, so that every model generates it, even with random weights. The sampler
+/// still chooses each token.
 #[derive(Clone, Debug)]
 struct Given {
     tokens: Arc<[u32]>,
@@ -95,7 +95,7 @@ impl Constraint for Given {
         Ok(())
     }
 
-    /// Known tokens would take no steps.
+    /// Forced tokens would take no decode steps.
     fn forced(&self) -> Option<u32> {
         None
     }

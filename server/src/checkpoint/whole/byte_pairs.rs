@@ -1,20 +1,20 @@
-//! Byte-level tokenizers of GPT-2's kind in a GGUF file.
+//! Byte-level BPE tokenizers like GPT-2's, in a GGUF file.
 
 use tidegate_model::checkpoint::{Metadata, MetadataError};
 
 use super::tokens::{self, TOKENS, TokenType};
 use crate::text::BytePairs;
 
-/// Pairs of tokens, each with a space between them.
+/// The merges: pairs of tokens, each separated by a space.
 const MERGES: &str = "tokenizer.ggml.merges";
-/// The name of what finds the words of a text.
+/// The name of the pre-tokenizer, which splits a text into words.
 const WORDS: &str = "tokenizer.ggml.pre";
 
-/// Names of those that find words as GPT-2's tokenizer does, and whether the tokenizers that they stand for bring texts into
-/// normal form C first: `mpt` and `olmo` have GPT-NeoX's.
+/// Pre-tokenizers that split words like GPT-2's tokenizer, and whether their tokenizers first normalize texts to NFC:
+/// `mpt` and `olmo` stand for GPT-NeoX's tokenizer.
 const LIKE_GPT2: [(&str, bool); 3] = [("gpt-2", false), ("mpt", true), ("olmo", true)];
 
-/// The parts of the tokenizer.
+/// Reads the parts of the tokenizer.
 pub(super) fn parts(metadata: &Metadata) -> Result<BytePairs, String> {
     let text = |error: MetadataError| error.to_string();
     let name = metadata.text(WORDS).map_err(text)?.unwrap_or("none");

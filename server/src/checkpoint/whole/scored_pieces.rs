@@ -1,4 +1,4 @@
-//! Tokenizers in the manner of SentencePiece in a GGUF file, which llama.cpp calls `llama`.
+//! SentencePiece-like tokenizers in a GGUF file, which llama.cpp calls `llama`.
 
 use std::collections::HashMap;
 
@@ -7,14 +7,14 @@ use tidegate_model::checkpoint::{Metadata, MetadataError};
 use super::tokens::{self, TOKENS, TYPES, TokenType};
 use crate::text::{ScoredPiece, ScoredPieces};
 
-/// The score of each token.
+/// The key of the tokens' scores.
 const SCORES: &str = "tokenizer.ggml.scores";
 
-/// The ids that llama.cpp takes where a file has none.
+/// The ids that llama.cpp assumes if a file has none.
 const BEGIN: u32 = 1;
 const END: u32 = 2;
 
-/// The parts of the tokenizer, and the special token that ends a text, if there is one.
+/// Reads the parts of the tokenizer, and the special token that ends a text, if there is one.
 pub(super) fn parts(metadata: &Metadata) -> Result<(ScoredPieces, Option<u32>), String> {
     let text = |error: MetadataError| error.to_string();
     let flag = |name: &str| metadata.flag(&format!("tokenizer.ggml.{name}")).map_err(text);
@@ -32,7 +32,7 @@ pub(super) fn parts(metadata: &Metadata) -> Result<(ScoredPieces, Option<u32>), 
         let text = std::str::from_utf8(token).map_err(|_| format!("{TOKENS}: token {id} must be UTF-8"))?.to_owned();
         match kind {
             TokenType::Unused => {}
-            // llama.cpp gives such a token a name that no text has.
+            // llama.cpp gives such a token a name that no text contains.
             _ if text.is_empty() => {}
             TokenType::Control | TokenType::Unknown => parts.special.push((id, text)),
             TokenType::UserDefined => parts.added.push(ScoredPiece { id, text, score }),

@@ -4,30 +4,30 @@ use tidegate_model::checkpoint::{Metadata, MetadataError};
 
 /// The key of the tokens.
 pub(super) const TOKENS: &str = "tokenizer.ggml.tokens";
-/// The key of their types.
+/// The key of the tokens' types.
 pub(super) const TYPES: &str = "tokenizer.ggml.token_type";
 
-/// What a token is, as far as tokenizers differ by it.
+/// The type of a token, as far as it matters to tokenizers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TokenType {
     /// A part of a text.
     Normal,
     /// A special token.
     Control,
-    /// The special token for what has no other.
+    /// The special token for text that no other token covers.
     Unknown,
-    /// A text that stays in one piece.
+    /// A text that is never split.
     UserDefined,
-    /// Nothing; it makes the vocabulary as large as the model's.
+    /// Not a token: it pads the vocabulary to the model's size.
     Unused,
     /// A single byte.
     Byte,
-    /// The file does not say.
+    /// The file does not state the type.
     Undefined,
 }
 
 impl TokenType {
-    /// By llama.cpp's number.
+    /// Returns the type with llama.cpp's number.
     fn of(number: u32) -> Self {
         match number {
             2 => Self::Unknown,
@@ -40,10 +40,10 @@ impl TokenType {
     }
 }
 
-/// A token: its id, its text as the file has it, and its type.
+/// A token: its id, its text as stored in the file, and its type.
 pub(super) type Token<'a> = (u32, &'a [u8], TokenType);
 
-/// Every token in the order of their ids.
+/// Returns every token, in the order of the ids.
 pub(super) fn all(metadata: &Metadata) -> Result<Vec<Token<'_>>, String> {
     let text = |error: MetadataError| error.to_string();
     let tokens = metadata.texts(TOKENS).map_err(text)?.ok_or_else(|| format!("{TOKENS} must be given, found none"))?;

@@ -5,14 +5,14 @@ use tidegate_model::checkpoint::Metadata;
 use super::tokens::{self, TOKENS, TokenType};
 use crate::text::{WorldError, WorldTokenizer};
 
-/// The vocabulary. Padding and special tokens have no bytes of a text.
+/// Reads the vocabulary. Padding and special tokens stand for no bytes of a text.
 pub(super) fn vocabulary(metadata: &Metadata) -> Result<WorldTokenizer, String> {
     let (mut known, mut special) = (Vec::new(), Vec::new());
     for (id, token, kind) in tokens::all(metadata)? {
         match kind {
             TokenType::Unused => {}
             TokenType::Control => special.push((id, String::from_utf8_lossy(token).into_owned())),
-            // Without types, the token with which every file of this kind begins is the one that ends a text.
+            // Without types, the first token of such a file is the one that ends a text.
             TokenType::Undefined if id == 0 => {}
             _ => known.push((id, unescaped(token))),
         }
@@ -24,14 +24,14 @@ pub(super) fn vocabulary(metadata: &Metadata) -> Result<WorldTokenizer, String> 
         }
         missing @ WorldError::Missing(_) => format!("{TOKENS}: {missing}"),
     })?;
-    // The id 0 has a name of its own in this kind of tokenizer.
+    // This kind of tokenizer names the id 0 itself.
     Ok(special
         .into_iter()
         .filter(|(id, _)| *id != 0)
         .fold(world, |world, (id, text)| world.with_added(id, &text, true)))
 }
 
-/// The bytes of a token, which is stored as Python writes bytes.
+/// Returns the bytes of a token, which is stored as a Python bytes literal.
 fn unescaped(token: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(token.len());
     let mut rest = token;

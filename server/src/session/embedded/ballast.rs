@@ -1,4 +1,4 @@
-//! A file that reserves disk space, so that removals can still be recorded when the disk is full.
+//! The ballast: a file that reserves disk space, so that removals can still be recorded when the disk is full.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::session::disk::{Disk, OpenMode};
 use crate::session::error::StoreError;
 
-/// The file in the store's folder.
+/// The name of the file in the store's folder.
 const FILE: &str = "ballast";
 
-/// More than an index transaction that removes something needs.
+/// More space than an index transaction that removes something needs.
 const BYTES: usize = 1 << 20;
 
 /// The ballast file.
@@ -19,12 +19,12 @@ pub(super) struct Ballast {
     disk: Arc<dyn Disk>,
     path: Option<PathBuf>,
     pub(super) missing: Arc<AtomicBool>,
-    /// Held while its space is in use, or while it is restored.
+    /// Held while the ballast's space is in use, or while the file is restored.
     pub(super) in_use: Arc<tokio::sync::Mutex<()>>,
 }
 
 impl Ballast {
-    /// `folder` is `None` for a store in memory.
+    /// Creates the ballast of the store in `folder`; `None` for a store in memory.
     pub(super) fn new(disk: Arc<dyn Disk>, folder: Option<&Path>) -> Self {
         let path = folder.map(|folder| folder.join(FILE));
         let length = |path: &PathBuf| disk.open(path, OpenMode::Read).and_then(|file| file.len());
@@ -48,7 +48,7 @@ impl Ballast {
         Ok(())
     }
 
-    /// Removes the file to free its space; false if there is none.
+    /// Removes the file to free its space; returns false if there was none.
     pub(super) fn release(&self) -> bool {
         self.path
             .as_ref()

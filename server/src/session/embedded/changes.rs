@@ -1,4 +1,4 @@
-//! The changes that a transaction makes to rows, recorded for the journal while they are made.
+//! Records the changes that a transaction makes to rows, for the journal.
 
 use std::borrow::Borrow;
 use std::cell::RefCell;
@@ -10,16 +10,16 @@ use redb::{
     AccessGuard, Key, Range, ReadableTable, ReadableTableMetadata, StorageError, Table, TableStats, Value as RedbValue,
 };
 
-/// The number of the table that has the texts.
+/// The number of the table of texts.
 pub(super) const TEXTS: u8 = 14;
 
-/// A row's table and key.
+/// A row's table number and key.
 pub(crate) type RowKey = (u8, Vec<u8>);
 
-/// Rows by table and key: their new values, or `None` for those removed.
+/// Changed rows by table and key: the new value, or `None` for a removed row.
 pub(super) type Changes = BTreeMap<RowKey, Option<Vec<u8>>>;
 
-/// The changes of an open transaction, which all of its tables share.
+/// The recorded changes of an open transaction, shared by all its tables.
 pub(super) type Recorder = Rc<RefCell<Changes>>;
 
 /// A writable table that records its changes.
@@ -56,7 +56,7 @@ impl<'t, K: Key + 'static, V: RedbValue + 'static> Recorded<'t, K, V> {
         self.table.remove(key)
     }
 
-    /// The table itself, whose changes are not recorded.
+    /// Returns the table itself. Changes made through it are not recorded.
     pub(super) fn unrecorded(&mut self) -> &mut Table<'t, K, V> {
         &mut self.table
     }

@@ -1,4 +1,4 @@
-//! The open files of the index: one of redb, and its journal.
+//! The open files of the index: the redb database and its journal.
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -19,20 +19,20 @@ use crate::session::index::Capacity;
 
 /// The open files.
 pub(crate) struct OpenIndex {
-    /// `None`: in memory.
+    /// `None` for an index in memory.
     place: Option<Place>,
     /// `None` if it could not be reopened after a failure.
     database: RwLock<Option<Database>>,
     /// How many times it has been opened.
     opened: AtomicU64,
-    /// Closed for good, and not to be reopened.
+    /// Whether the index is closed for good and must not be reopened.
     closed: AtomicBool,
-    /// The second copy; `None` for an index in memory.
+    /// The journal, the second copy of the index; `None` for an index in memory.
     journal: Mutex<Option<Journal>>,
-    /// Why the last transaction failed, or why the next one will; `None` if it will not.
+    /// Why the last transaction failed, or why the next one will; `None` if neither.
     failure: Mutex<Option<StoreError>>,
     pub(crate) capacity: Capacity,
-    /// Released once the file is closed, so declared after it.
+    /// Declared after `database`, so that it is released once the file is closed.
     lock: Mutex<Option<Lock>>,
 }
 
@@ -50,7 +50,7 @@ impl OpenIndex {
         Self::new(Some(place), Some(lock), database, Some(journal))
     }
 
-    /// A new index in memory.
+    /// Creates an empty index in memory.
     pub(crate) fn in_memory() -> Result<Self, StoreError> {
         let database = in_memory()?;
         recovery::create_tables(&database).map_err(|error| error.to_store_error())?;
@@ -91,7 +91,8 @@ impl OpenIndex {
         self.journal.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes the journal ready for the next transaction: after a failure, it may have one that the index does not have.
+    /// Prepares the journal for the next transaction. After a failure, it may contain a transaction that the index
+    /// lacks.
     pub(super) fn prepare_journal(&self, database: &Database) -> Result<(), IndexError> {
         let mut journal = self.journal();
         let (Some(open), Some(place)) = (&mut *journal, &self.place) else { return Ok(()) };
@@ -108,7 +109,8 @@ impl OpenIndex {
         Ok(())
     }
 
-    /// Rewrites the journal if most of it is about rows that have changed since.
+    /// Rewrites the journal if it has grown far beyond its base, because most of it is then about rows that have
+    /// changed since.
     pub(super) fn compact_journal(&self, database: &Database) {
         let mut journal = self.journal();
         let (Some(open), Some(place)) = (journal.as_mut().filter(|open| open.is_large()), &self.place) else { return };
@@ -121,7 +123,7 @@ impl OpenIndex {
         }
     }
 
-    /// Refuses if the folder was removed, replaced or unmounted: what is written to it now would be lost.
+    /// Refuses if the folder was removed, replaced or unmounted: anything written to it would be lost.
     pub(crate) fn check_place(&self) -> Result<(), StoreError> {
         let journal = self.journal();
         let Some(open) = &*journal else { return Ok(()) };
@@ -137,14 +139,15 @@ impl OpenIndex {
         Err(error)
     }
 
-    /// Whether a damaged index is kept beside this one, so that no object may be removed because nothing names it.
+    /// Returns whether a damaged index is kept beside this one. Then no object may be removed just because nothing
+    /// names it.
     pub(crate) fn damaged_is_kept(&self) -> bool {
         self.place.as_ref().is_some_and(recovery::damaged_is_kept)
     }
 
     // ---- Failures
 
-    /// Why the last transaction failed; `None` if it did not.
+    /// Returns why the last transaction failed; `None` if it succeeded.
     pub(crate) fn failure(&self) -> Option<StoreError> {
         self.failure.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -153,7 +156,7 @@ impl OpenIndex {
         *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = failure;
     }
 
-    /// Reads what is committed.
+    /// Reads committed data.
     pub(crate) fn read<T>(&self, read: impl Fn(&Tables<ReadOnly>) -> Result<T, IndexError>) -> Result<T, StoreError> {
         let opened = self.opened();
         match self.try_read(&read) {
@@ -172,19 +175,19 @@ impl OpenIndex {
         })
     }
 
-    /// Runs `work`. A panic inside redb, which a changed file can cause, counts as a failure of the index.
+    /// Runs `work`. A panic inside redb, which a modified file can cause, counts as a failure of the index.
     pub(super) fn with<T>(&self, work: impl FnOnce(&Database) -> Result<T, IndexError>) -> Result<T, IndexError> {
         let database = self.database.read().unwrap_or_else(PoisonError::into_inner);
         let database = database.as_ref().ok_or(IndexError::Broken(redb::Error::DatabaseClosed))?;
         catch_unwind(AssertUnwindSafe(|| work(database))).unwrap_or_else(|_| Err(panicked()))
     }
 
-    /// How many times the index has been opened. It grows after each failure.
+    /// Returns how many times the index has been opened. Reopening after a failure increments it.
     pub(crate) fn opened(&self) -> u64 {
         self.opened.load(Ordering::SeqCst)
     }
 
-    /// Reopens the index, unless another thread has done so since the count of openings was `opened`.
+    /// Reopens the index, unless another thread has done so since [`Self::opened`] returned `opened`.
     pub(super) fn reopen(&self, opened: u64) -> Result<(), StoreError> {
         let Some(place) = &self.place else { return Ok(()) };
         let mut database = self.database.write().unwrap_or_else(PoisonError::into_inner);
@@ -207,7 +210,7 @@ impl OpenIndex {
         Ok(())
     }
 
-    /// Closes the file properly. Later requests are refused.
+    /// Closes the files. Later requests are refused.
     pub(crate) fn close(&self) {
         if self.place.is_some() {
             self.closed.store(true, Ordering::SeqCst);

@@ -6,9 +6,9 @@ use crate::session::index::DamagedText;
 /// The cause of a failed transaction, or of one failed request in it.
 #[derive(Debug)]
 pub(crate) enum IndexError {
-    /// This request is refused. Others in the same transaction can go ahead.
+    /// This request is refused. Other requests in the same transaction can proceed.
     Refused(StoreError),
-    /// A row has unexpected content. Others may be fine.
+    /// A row has unexpected content. Other rows may be fine.
     Row(String),
     /// The index failed.
     Broken(redb::Error),
@@ -54,7 +54,7 @@ impl IndexError {
         }
     }
 
-    /// Whether redb must be reopened: after a disk failure or a panic it refuses all further work.
+    /// Returns whether redb must be reopened: after a disk failure or a panic, it refuses all further work.
     pub(super) fn needs_reopen(&self) -> bool {
         use redb::Error::{Corrupted, DatabaseClosed, Io, LockPoisoned, PreviousIo};
         matches!(self, Self::Broken(Io(_) | PreviousIo | DatabaseClosed | LockPoisoned(_) | Corrupted(_)))

@@ -1,6 +1,6 @@
-//! Evicting versions to make space. The owner that uses most loses first, as long as it uses more than its share: old
-//! versions of its least recently used sessions, then its stored responses, oldest first, and then the tagged versions of its
-//! sessions. A session's head is never evicted.
+//! Evicts versions to free space. The owner that uses the most space loses first, as long as it uses more than its
+//! share: first old versions of its least recently used sessions, then its stored responses, oldest first, and then the
+//! tagged versions of its sessions. A session's head is never evicted.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BinaryHeap, HashMap, HashSet, VecDeque};
@@ -14,10 +14,10 @@ use crate::session::id::{Owner, ResponseId};
 use crate::session::index::branches::drop_version;
 use crate::session::index::{ResponseRow, SessionRow, Transaction, Victims};
 
-/// Added to the expiry of responses, so that they rank after all sessions.
+/// Added to the expiry of a response, so that responses rank after all sessions.
 const RESPONSES: u64 = 1 << 63;
 
-/// Added to the last use of sessions for their tagged versions, so that those rank after all else.
+/// Added to a session's last use for its tagged versions, so that these rank after everything else.
 const TAGGED: u64 = 3 << 62;
 
 /// Sorts after every name.
@@ -26,34 +26,34 @@ const LAST: &str = "\u{10ffff}";
 /// Something that keeps a version: a session's name and the position in its list, or a response's name and 0.
 pub(crate) type Holder = (String, u64);
 
-/// What a search for versions to evict has found.
+/// The result of a search for versions to evict.
 #[derive(Debug, Default)]
 pub(crate) struct Plan {
-    /// The holders that must release their versions; `None`: that would not free enough.
+    /// The holders that must release their versions; `None` if releasing all of them would not free enough.
     pub(crate) holders: Option<Vec<Holder>>,
-    /// The rows of the index that the search has read.
+    /// Number of index rows that the search has read.
     pub(crate) rows: u64,
 }
 
-/// The search for versions to evict.
+/// The state of a search for versions to evict.
 #[derive(Default)]
 struct Search<'t> {
-    /// Of each owner, the holders that have not been visited yet.
+    /// For each owner, the holders not visited yet.
     owners: HashMap<Owner, Holders<'t>>,
     candidates: HashMap<String, Candidate>,
     chosen: Vec<Holder>,
     rows: u64,
 }
 
-/// The holders of an owner's versions, in the order of eviction.
+/// The holders of an owner's versions, in eviction order.
 struct Holders<'t> {
-    /// Its sessions and responses.
+    /// The owner's sessions and responses.
     order: Range<'t, (&'static [u8; 16], u64, &'static str), ()>,
-    /// What the last one of them may release, each with its version.
+    /// What the current session or response may still release: its holders and their versions.
     next: VecDeque<(Holder, String)>,
 }
 
-/// A version at least one of whose holders may release it.
+/// A version that at least one of its holders may release.
 struct Candidate {
     other_holders: u64,
     bytes: u64,
@@ -61,17 +61,17 @@ struct Candidate {
 }
 
 impl<A: Access> Tables<A> {
-    /// The holders that must release their versions to free at least `missing` bytes. Reads the rows of owners that may lose
-    /// something, from the one that uses most on, and no further ones.
+    /// Finds the holders that must release their versions to free at least `missing` bytes. Visits the owners that may
+    /// lose something, starting with the one that uses the most space, and reads no more rows than it needs.
     pub(crate) fn droppable(&self, victims: &Victims, missing: u64) -> Result<Plan, IndexError> {
         let mut search = Search::default();
         let mut largest = BinaryHeap::from([victims.writer]);
         let mut other = victims.next(None);
-        // An owner that meanwhile uses less comes up again, and must not lose twice.
+        // An owner whose usage shrinks meanwhile comes up again, and must not lose twice.
         let mut seen = HashSet::new();
         let mut freed = 0;
         while freed < missing {
-            // The others are looked up as they become the largest.
+            // Other owners are looked up only when they become the largest.
             while let Some(next) = other.filter(|next| largest.peek() < Some(next)) {
                 if seen.insert(next.1) {
                     largest.push(next);
@@ -91,7 +91,8 @@ impl<A: Access> Tables<A> {
         Ok(Plan { holders: Some(search.chosen), rows: search.rows })
     }
 
-    /// Lets an owner's next holder release its version, and returns the bytes that this frees; `None` if there is none.
+    /// Lets an owner's next holder release its version, and returns the bytes that this frees; `None` if no holder is
+    /// left.
     fn release_next<'t>(&'t self, owner: Owner, search: &mut Search<'t>) -> Result<Option<u64>, IndexError> {
         while let Some((holder, version)) = self.next_holder(owner, search)? {
             match self.release(search, holder, &version) {
@@ -133,8 +134,8 @@ impl<A: Access> Tables<A> {
         Ok(holders.next.pop_front())
     }
 
-    /// What a session or response may release, of a session either its `tagged` versions or the others: its holders and
-    /// their versions, oldest first.
+    /// Returns what a session or response may release: its holders and their versions, oldest first. Of a session,
+    /// these are either the `tagged` versions or the others.
     fn releasable(&self, name: &str, tagged: bool, rows: &mut u64) -> Result<VecDeque<(Holder, String)>, IndexError> {
         *rows += 1;
         if ResponseId::parse(name).is_some() {
@@ -165,7 +166,7 @@ impl<A: Access> Tables<A> {
         let Some(found) = search.candidates.get_mut(version) else { return Ok(0) };
         found.other_holders = found.other_holders.saturating_sub(1);
         found.holders.push(holder);
-        // A version's bytes are free only once all of its holders have released it.
+        // A version's bytes are freed only once all of its holders have released it.
         if found.other_holders > 0 || found.bytes == 0 {
             return Ok(0);
         }
@@ -173,13 +174,13 @@ impl<A: Access> Tables<A> {
         Ok(found.bytes)
     }
 
-    /// The owners that have anything in the order of eviction.
+    /// Returns the owners that have anything in the eviction order.
     pub(super) fn evictable_owners(&self) -> Result<HashSet<Owner>, IndexError> {
         let (mut owners, mut from) = (HashSet::new(), [0; 16]);
         while let Some(entry) = self.droppable_by.range((&from, 0, "")..)?.next() {
             let owner = *entry?.0.value().0;
             owners.insert(Owner(owner));
-            // The other rows of this owner are skipped.
+            // Skip the other rows of this owner.
             let Some(next) = u128::from_be_bytes(owner).checked_add(1) else { break };
             from = next.to_be_bytes();
         }
@@ -198,14 +199,14 @@ impl Write<'_> {
         self.tables.droppable_by.remove((&owner.0, used, name))?;
         let any = self.tables.droppable_by.range((&owner.0, 0, "")..=(&owner.0, u64::MAX, LAST))?.next().is_some();
         self.change.evictable.insert(owner, any);
-        // An index written by an earlier version has it in this table as well.
+        // An index written by an earlier version of the server has the entry in this table as well.
         if self.tables.droppable.get((used, name))?.is_some() {
             self.tables.droppable.remove((used, name))?;
         }
         Ok(())
     }
 
-    /// Adds what a session may release.
+    /// Adds a session to the eviction order, for its untagged and its tagged versions.
     pub(super) fn add_session_droppable(&mut self, name: &str, row: &SessionRow) -> Result<(), IndexError> {
         let [untagged, tagged] = self.have_droppable(name, row)?;
         if untagged {
@@ -227,7 +228,7 @@ impl Write<'_> {
         Ok(())
     }
 
-    /// Whether a session keeps, besides its head, a version without a tag that takes space, and one with a tag.
+    /// Returns whether a session keeps, besides its head, an untagged version that takes space, and a tagged one.
     fn have_droppable(&self, name: &str, row: &SessionRow) -> Result<[bool; 2], IndexError> {
         if row.tags.is_empty() && row.kept != 2 {
             return Ok([row.kept > 2, false]);
@@ -240,7 +241,7 @@ impl Write<'_> {
                 continue;
             }
             counts[class] += 1;
-            // Few versions are empty, so only a single one is looked up.
+            // Few versions are empty, so only the first of each class is looked up.
             have[class] = counts[class] > 1 || self.takes_space(version.value())?;
         }
         Ok(have)
@@ -249,13 +250,13 @@ impl Write<'_> {
     fn takes_space(&self, version: &str) -> Result<bool, IndexError> {
         match self.tables.version(version) {
             Ok(found) => Ok(found.is_some_and(|version| version.bytes > 0)),
-            // The eviction logs it.
+            // The eviction logs the damaged row.
             Err(IndexError::Row(_)) => Ok(true),
             Err(error) => Err(error),
         }
     }
 
-    /// Fills the eviction order for an index written by an earlier version.
+    /// Fills the eviction order of an index written by an earlier version of the server.
     pub(super) fn rebuild_droppable(&mut self) -> Result<(), IndexError> {
         let mut found: Vec<(Owner, u64, String)> = Vec::new();
         for entry in self.tables.droppable.iter()? {
@@ -287,7 +288,7 @@ impl Write<'_> {
         Ok(())
     }
 
-    /// A response of any owner.
+    /// Returns a response, whoever owns it.
     pub(super) fn any_response(&self, name: &str) -> Result<ResponseRow, IndexError> {
         let owner = self.tables.responses.get(name)?.map(|row| Owner(*row.value().0));
         let owner = owner.ok_or_else(|| damaged_row(format!("response {name} has no row")))?;
@@ -295,7 +296,7 @@ impl Write<'_> {
     }
 }
 
-/// The eviction rank of a response.
+/// Returns the eviction rank of a response.
 pub(super) fn response_rank(ends: u64) -> u64 {
     RESPONSES | ends
 }

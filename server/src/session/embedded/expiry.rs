@@ -11,7 +11,7 @@ use super::transaction::Write;
 use crate::session::id::Owner;
 use crate::session::index::{NewReceipt, ResponseRow, Transaction, receipt_bytes};
 
-/// Prefix of a receipt's name in the order of expiry.
+/// The prefix of a receipt's name in the expiry order.
 const RECEIPT: &str = "key_";
 
 /// Sorts after every name.
@@ -27,7 +27,7 @@ fn parse_receipt_name(name: &str) -> Option<(Owner, &str)> {
 }
 
 impl<A: Access> Tables<A> {
-    /// Whether anything has expired at `now`, except what is `exempt`.
+    /// Returns whether anything has expired at `now`, except what is `exempt`.
     pub(crate) fn any_expired(&self, now: u64, exempt: impl Fn(&str) -> bool) -> Result<bool, IndexError> {
         for entry in self.ends.range(..=(now, LAST))? {
             if !exempt(entry?.0.value().1) {
@@ -37,7 +37,7 @@ impl<A: Access> Tables<A> {
         Ok(false)
     }
 
-    /// Checks every row that removing a session, response or receipt reads.
+    /// Checks every row that removing a session, response or receipt would read.
     fn check_rows(&self, name: &str) -> Result<(), IndexError> {
         if parse_receipt_name(name).is_some() {
             return Ok(());
@@ -82,7 +82,7 @@ impl Write<'_> {
         Ok(())
     }
 
-    /// Counts the receipts of an index written by an earlier version.
+    /// Counts the bytes of receipts in an index written by an earlier version of the server.
     pub(super) fn rebuild_receipt_bytes(&mut self) -> Result<(), IndexError> {
         let mut found: BTreeMap<Owner, u64> = BTreeMap::new();
         for entry in self.tables.receipts.iter()? {
@@ -110,7 +110,7 @@ impl Write<'_> {
         self.point(&row.version, -1, -1)
     }
 
-    /// Removes at most `max` expired items, except those that are `exempt`. Returns how many were removed.
+    /// Removes at most `max` expired items, except those that are `exempt`, and returns how many it removed.
     pub(crate) fn remove_expired(
         &mut self,
         now: u64,
@@ -131,7 +131,7 @@ impl Write<'_> {
         for (ends, name) in &expired {
             match self.tables.check_rows(name) {
                 Ok(()) => self.remove_named(name)?,
-                // One bad row must not keep the others from expiring.
+                // One damaged row must not keep the others from expiring.
                 Err(IndexError::Row(reason)) => {
                     tracing::error!(name, reason, "a damaged row: it stays in the index, and no longer expires");
                     self.tables.ends.remove((*ends, &**name))?;

@@ -1,4 +1,4 @@
-//! The file of redb: creating and opening it, and telling damage from other failures.
+//! The redb file: creating it, opening it, and telling damage from other failures.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -18,21 +18,21 @@ use crate::session::index::Totals;
 /// Bytes that redb caches in memory, in addition to the store's budget.
 const CACHE: usize = 64 << 20;
 
-/// Why a panic inside redb counts as damage.
+/// The reason reported when a panic inside redb counts as damage.
 pub(super) const PANICKED: &str = "reading it caused a panic";
 
 /// Why the index could not be opened.
 pub(super) enum Failed {
-    /// Its content is damaged.
+    /// The file's content is damaged.
     Damaged(String),
-    /// Anything else, such as another process that has it open.
+    /// Any other cause, such as another process that has the file open.
     Store(StoreError),
 }
 
 impl From<IndexError> for Failed {
     fn from(error: IndexError) -> Self {
         match error {
-            // A full or failing disk has damaged nothing.
+            // A full or failing disk does not mean that the file is damaged.
             IndexError::Broken(redb::Error::Io(ref io)) if !is_damage(io) => Self::Store(error.to_store_error()),
             IndexError::Broken(error) => Self::Damaged(error.to_string()),
             IndexError::Row(reason) => Self::Damaged(reason),
@@ -57,7 +57,7 @@ impl Failed {
     }
 }
 
-/// A file of a disk, as redb wants it. Its lock is taken when the index is opened, and released with the file.
+/// A file of a disk, as redb's storage backend. Its lock is taken when the index is opened, and released with the file.
 #[derive(Debug)]
 struct Backend(Arc<dyn DiskFile>);
 
@@ -83,7 +83,7 @@ impl StorageBackend for Backend {
     }
 }
 
-/// Creates the file, atomically: a process that dies meanwhile leaves none.
+/// Creates the file atomically: a process that dies while it does so leaves none.
 pub(super) fn create_file(place: &Place, sync: bool) -> Result<(), StoreError> {
     let failed = |error: io::Error| StoreError::from_io("creating the index failed", &error);
     drop(create_new(place)?);
@@ -91,7 +91,7 @@ pub(super) fn create_file(place: &Place, sync: bool) -> Result<(), StoreError> {
     if sync { place.sync_folder().map_err(failed) } else { Ok(()) }
 }
 
-/// The extension of an index that is not complete yet.
+/// The extension of an index file that is not complete yet.
 pub(super) const NEW: &str = "new";
 
 /// Creates an empty index under a temporary name.
@@ -108,13 +108,13 @@ fn builder() -> redb::Builder {
     builder
 }
 
-/// A new index in memory.
+/// Creates an empty index in memory.
 pub(super) fn in_memory() -> Result<Database, StoreError> {
     let created = builder().create_with_backend(InMemoryBackend::new());
     created.map_err(|error| IndexError::Broken(error.into()).to_store_error())
 }
 
-/// Opens the file. Servers of earlier versions lock it, so this does as well.
+/// Opens the file and locks it, because servers of earlier versions lock it too.
 pub(super) fn connect(place: &Place) -> Result<Database, Failed> {
     let open = || -> io::Result<_> {
         let file = place.disk.open(&place.path, OpenMode::Write)?;
@@ -141,27 +141,28 @@ pub(super) fn connect(place: &Place) -> Result<Database, Failed> {
     let read = || Tables::format(&database.begin_read()?);
     match catch_unwind(AssertUnwindSafe(read)) {
         Ok(Ok(found)) if found > FORMAT => Err(Failed::Store(later(&place.path, found, FORMAT))),
-        // If it cannot be read, it is damaged, which the check of its pages finds.
+        // If the version cannot be read, the file is damaged; the check of its pages detects that.
         _ => Ok(database),
     }
 }
 
-/// The version of the rows and tables. An index without a version has the first.
+/// The version of the rows and tables. An index without a version number has version 1.
 pub(super) const FORMAT: u64 = 1;
 
-/// redb's own version, the bytes before it in a file, and the places of the version in the two commit slots.
+/// redb's file format version, the magic bytes of its files, and where the two commit slots hold the version.
 const REDB_VERSION: u8 = 3;
 const MAGIC: &[u8] = b"redb\x1a\x0a\xa9\x0d\x0a";
 const SLOTS: [usize; 2] = [64, 192];
 const HEADER: usize = 320;
 
-/// The version of a file that a later version of redb wrote. Both slots say so; damage would change one.
+/// Returns the format version of a file written by a later version of redb. Both slots must agree; damage would change
+/// only one.
 fn later_redb(header: &[u8]) -> Option<u8> {
     let [first, second] = SLOTS.map(|at| header.get(at).copied().unwrap_or(0));
     (header.starts_with(MAGIC) && first.min(second) > REDB_VERSION).then_some(first)
 }
 
-/// Whether an I/O error is about the content of the file rather than the disk.
+/// Returns whether an I/O error concerns the content of the file rather than the disk.
 pub(super) fn is_damage(error: &io::Error) -> bool {
     use io::ErrorKind::{InvalidData, InvalidInput, UnexpectedEof};
     matches!(error.kind(), InvalidData | InvalidInput | UnexpectedEof)

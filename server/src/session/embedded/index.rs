@@ -1,4 +1,4 @@
-//! The embedded index: what [`Index`] promises, with a file in a folder or in memory.
+//! The embedded index: implements [`Index`] with a file in a folder, or in memory.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -25,7 +25,7 @@ use crate::session::index::{
     ResponseRow, Rewind, SessionRow, VersionRow, Victims, operations,
 };
 
-/// Items removed in one transaction, so that others do not wait long for it.
+/// Number of items removed in one transaction, so that other requests do not wait long for it.
 const BATCH: usize = 500;
 
 /// The index of one process.
@@ -43,9 +43,10 @@ impl fmt::Debug for EmbeddedIndex {
 }
 
 impl EmbeddedIndex {
-    /// Opens the index in a folder, creating or repairing it if necessary; without a folder, one in memory. With `sync`,
-    /// each transaction is synced to disk. `is_whole` checks objects that only the journal names. `freed` is called with the
-    /// versions whose snapshots nothing points to any more, and `sync_objects` before an index that names objects is synced.
+    /// Opens the index in a folder, creating or repairing it if necessary; without a folder, creates one in memory.
+    /// With `sync`, each transaction is synced to disk. `is_whole` checks objects that only the journal names. `freed`
+    /// is called with the versions whose snapshots nothing points to any more, and `sync_objects` before an index that
+    /// names objects is synced.
     pub(crate) fn open(
         disk: Arc<dyn Disk>,
         folder: Option<&Path>,
@@ -80,14 +81,15 @@ impl EmbeddedIndex {
         blocking(move || index.read(read)).await
     }
 
-    /// Runs a transaction that removes something, even on a full disk, and syncs it so that what is removed stays so.
+    /// Runs a transaction that removes something, even on a full disk, and syncs it so that the removal is durable.
     async fn run_freeing<T: Send + 'static>(
         &self,
         work: impl FnMut(&mut Write<'_>) -> Result<T, IndexError> + Clone + Send + 'static,
     ) -> Result<T, StoreError> {
         match self.writer.run_to_disk(work.clone()).await {
             Err(StoreError::Full { .. }) => {
-                // Holding the lock keeps others from restoring the ballast before this transaction has used its space.
+                // Holding the lock keeps other tasks from restoring the ballast before this transaction has used its
+                // space.
                 let _guard = self.ballast.in_use.lock().await;
                 self.ballast.release();
                 self.writer.run_to_disk(work).await
@@ -232,7 +234,7 @@ impl Index for EmbeddedIndex {
         let mut removed = 0;
         loop {
             let exempted = Arc::clone(&exempt);
-            // An idle index is not written to.
+            // Do not write to an idle index.
             if !self.read(move |tables| tables.any_expired(now, &*exempted)).await? {
                 return Ok(removed);
             }
@@ -288,8 +290,9 @@ impl Index for EmbeddedIndex {
     }
 
     fn names_all(&self) -> bool {
-        // A damaged index may have named objects that the rebuilt one does not, even some that this process has written: an index
-        // is also rebuilt when it is reopened after a failure. Whoever repairs the damaged one needs them.
+        // A damaged index may have named objects that the rebuilt one does not, even some that this process has
+        // written, because an index is also rebuilt when it is reopened after a failure. Repairing the damaged index
+        // would need these objects.
         !self.index.damaged_is_kept()
     }
 
@@ -297,8 +300,8 @@ impl Index for EmbeddedIndex {
         self.read(move |tables| tables.missing(&objects)).await
     }
 
-    /// Checks that the folder is still there, and restores the ballast file if it was removed, once the task that needed its
-    /// space has finished. Refuses if the disk has no space for it.
+    /// Checks that the folder is still there, and restores the ballast file if it was removed, once the task that
+    /// needed its space has finished. Refuses if the disk has no space for the file.
     async fn ready(&self) -> Result<(), StoreError> {
         self.index.check_place()?;
         if !self.ballast.missing.load(Ordering::SeqCst) {
@@ -326,7 +329,7 @@ impl Index for EmbeddedIndex {
     }
 
     async fn flush(&self) -> Result<(), StoreError> {
-        // Also on a full disk: an index that fails to write falls back to what is on disk.
+        // This must work on a full disk as well: an index that fails to write reverts to its state on disk.
         self.run_freeing(|_| Ok(())).await
     }
 

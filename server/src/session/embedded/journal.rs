@@ -1,4 +1,4 @@
-//! The open journal, to which every transaction appends the rows that it changes. `record.rs` has its bytes.
+//! The open journal, to which every transaction appends the rows that it changes. `record.rs` defines the byte format.
 
 use std::collections::VecDeque;
 use std::io::{self, BufWriter, Write as _};
@@ -9,14 +9,14 @@ use super::changes::Changes;
 use super::record::{Contents, DIGEST, HEADER, MAGIC, PREFIX, Position, VERSION, digest, encode, prefix, push};
 use crate::session::disk::{Disk, DiskFile, OpenMode, Stream};
 
-/// Bytes of rows in one record of the base.
+/// Bytes of rows after which a record of the base ends.
 const PART: usize = 1 << 20;
 
-/// The journal is rewritten once it has this many times the bytes of its base, and [`SMALLEST`] more.
+/// The journal is rewritten once it is longer than this many times its base plus [`SMALLEST`].
 const GROWTH: u64 = 4;
 const SMALLEST: u64 = 16 << 20;
 
-/// A record that is not written yet.
+/// A record that has not been written yet.
 pub(super) struct Record {
     pub(super) position: Position,
     bytes: Vec<u8>,
@@ -30,16 +30,16 @@ pub(crate) struct Journal {
     end: Position,
     length: u64,
     base: u64,
-    /// Positions that the index may return to after a crash, each with the length of the journal at it.
+    /// Positions to which the index may revert after a crash, each with the journal's length there.
     recent: VecDeque<(Position, u64)>,
-    /// The position that the index is known to have; `None` after a failure.
+    /// The last position that the index is known to have committed; `None` after a failure.
     pub(super) committed: Option<Position>,
-    /// A write or sync failed, so that it must be rewritten.
+    /// Whether a write or sync has failed, so that the journal must be rewritten.
     broken: bool,
 }
 
 impl Journal {
-    /// Opens a journal for appending after what `contents` says that it holds.
+    /// Opens a journal for appending after its `contents`.
     pub(super) fn open(disk: &dyn Disk, path: &Path, contents: &Contents) -> io::Result<Self> {
         let file = disk.open(path, OpenMode::Write)?;
         file.set_len(contents.length)?;
@@ -51,7 +51,7 @@ impl Journal {
         Self { path: path.to_owned(), file, end, length, base, recent, committed, broken: false }
     }
 
-    /// Writes a new journal with these rows in place of any old one, and syncs it.
+    /// Writes a new journal with these rows, replacing any old one, and syncs it.
     pub(super) fn create<E: From<io::Error>>(
         disk: &dyn Disk,
         path: &Path,
@@ -96,7 +96,7 @@ impl Journal {
         made.inspect_err(|_| drop(disk.remove(&new)))
     }
 
-    /// The record of these changes; `None` if there are none.
+    /// Returns the record of these changes; `None` if there are none.
     pub(super) fn record(&self, changes: &Changes) -> Option<Record> {
         if changes.is_empty() {
             return None;
@@ -123,7 +123,7 @@ impl Journal {
         self.file.sync()
     }
 
-    /// Records that the index has committed everything, and, if `durable`, cannot fall back behind it.
+    /// Records that the index has committed everything and, if `durable`, that it cannot revert to an earlier position.
     pub(super) fn commit(&mut self, durable: bool) {
         self.committed = Some(self.end);
         if durable {
@@ -131,13 +131,13 @@ impl Journal {
         }
     }
 
-    /// Removes the transactions after `position`, which the index does not have; false if that is not possible.
+    /// Removes the transactions after `position`, which the index does not have; returns false if that is not possible.
     pub(super) fn rewind(&mut self, position: Position) -> io::Result<bool> {
         let Some(at) = self.recent.iter().position(|(known, _)| *known == position) else { return Ok(false) };
         self.recent.truncate(at + 1);
         let (end, length) = self.recent[at];
         self.file.set_len(length)?;
-        // Or a power cut could bring them back.
+        // Otherwise, a power failure could bring the removed transactions back.
         self.file.sync()?;
         (self.end, self.length, self.committed) = (end, length, Some(end));
         Ok(true)
@@ -147,7 +147,7 @@ impl Journal {
         self.broken = true;
     }
 
-    /// Whether the index may not have the last transaction.
+    /// Returns whether the index may lack the last transaction.
     pub(super) fn is_uncertain(&self) -> bool {
         self.committed != Some(self.end)
     }
@@ -156,12 +156,12 @@ impl Journal {
         self.broken
     }
 
-    /// Whether most of it is about rows that have changed since.
+    /// Returns whether the journal has grown so far beyond its base that it should be rewritten.
     pub(super) fn is_large(&self) -> bool {
         self.length > self.base.saturating_mul(GROWTH).saturating_add(SMALLEST)
     }
 
-    /// Lets it grow as much again before it is rewritten.
+    /// Lets the journal grow by the same factor again before it is rewritten.
     pub(super) fn postpone(&mut self) {
         self.base = self.length;
     }
@@ -170,7 +170,7 @@ impl Journal {
         self.end
     }
 
-    /// Whether the path still leads to the open file.
+    /// Returns whether the path still leads to the open file.
     pub(super) fn is_in_place(&self) -> io::Result<bool> {
         self.file.is_at(&self.path)
     }

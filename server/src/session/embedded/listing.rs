@@ -1,4 +1,4 @@
-//! What an index or a journal lists, read without a server.
+//! Lists the contents of an index or a journal, read without a server.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -25,7 +25,7 @@ use crate::session::index::{LineageEntry, SessionRow, VersionRow};
 pub(crate) struct Listing {
     pub(crate) sessions: BTreeMap<String, SessionRow>,
     pub(crate) versions: BTreeMap<String, VersionRow>,
-    /// The versions whose rows cannot be read.
+    /// The ids of versions whose rows cannot be read.
     unreadable: BTreeSet<String>,
     /// The versions of each session, oldest first.
     pub(crate) lineages: BTreeMap<String, Vec<LineageEntry>>,
@@ -33,17 +33,18 @@ pub(crate) struct Listing {
     pub(crate) responses: BTreeMap<String, String>,
     /// The rows of texts, by version.
     pub(crate) texts: BTreeMap<String, Vec<u8>>,
-    /// How many references each text has.
+    /// The number of references to each text.
     pub(crate) text_refs: BTreeMap<String, u64>,
-    /// What is wrong with index and journal, and with their rows.
+    /// What is wrong with the index, the journal and their rows.
     pub(crate) problems: Vec<String>,
-    /// What is unusual and right.
+    /// What is unusual but not a problem.
     pub(crate) notes: Vec<String>,
-    /// Keeps servers out of the folder.
+    /// Keeps servers from using the folder.
     lock: Option<Lock>,
 }
 
-/// Reads a folder's index, or its journal if the index is damaged. Neither is changed. Refuses if a server uses the folder.
+/// Reads a folder's index, or its journal if the index is damaged, and changes neither. Refuses if a server uses the
+/// folder.
 pub(crate) fn inspect(folder: &Path) -> Result<Listing, StoreError> {
     let place = Place::new(Arc::new(SystemDisk), folder);
     let lock = place.lock_existing()?;
@@ -51,7 +52,7 @@ pub(crate) fn inspect(folder: &Path) -> Result<Listing, StoreError> {
     let (mut problems, mut notes) = (Vec::new(), Vec::new());
     let journal =
         record::read(&*place.disk, &file, None, record::Rows::Whole).map_err(|error| error.into_store_error(&file))?;
-    // A crash leaves this as well, and the next start removes it.
+    // A crash can also leave this; the next start of the server removes it.
     if let Some(journal) = journal.as_ref().filter(|journal| journal.rest > 0) {
         problems.push(format!("{}: its last {} bytes are not a whole transaction", file.display(), journal.rest));
     }
@@ -77,7 +78,7 @@ pub(crate) fn inspect(folder: &Path) -> Result<Listing, StoreError> {
                     place.path.display()
                 ));
             }
-            // Tables that the conversion makes from others are not in an earlier version's journal.
+            // The journal of an earlier version lacks the tables that the conversion makes from others.
             let same = |(key, _): &(&RowKey, &Vec<u8>)| !found.is_converted || !REBUILT.contains(&key.0);
             if journal.is_some_and(|journal| !journal.rows.iter().filter(same).eq(found.rows.iter().filter(same))) {
                 problems.push(format!("{}: index and journal differ", folder.display()));
@@ -98,16 +99,17 @@ pub(crate) fn inspect(folder: &Path) -> Result<Listing, StoreError> {
 
 type Rows = BTreeMap<RowKey, Vec<u8>>;
 
-/// What an index holds.
+/// The contents of an index.
 struct Found {
     rows: Rows,
-    /// An earlier version wrote it, so that tables were added.
+    /// Whether an earlier version of the server wrote the index, so that tables were added.
     is_converted: bool,
-    /// It says where in the journal it is.
+    /// Whether the index states its position in the journal.
     has_position: bool,
 }
 
-/// The content of an index, or what is wrong with it. A copy is opened, because opening can repair and convert.
+/// Returns the contents of an index, or what is wrong with it. Reads a copy, because opening can repair and convert the
+/// file.
 fn read_index(place: &Place) -> Result<Result<Found, String>, StoreError> {
     let failed = |error: std::io::Error| StoreError::from_io("reading the index failed", &error);
     if !place.path.try_exists().map_err(failed)? {
@@ -119,7 +121,7 @@ fn read_index(place: &Place) -> Result<Result<Found, String>, StoreError> {
     fs::remove_file(&copy.path).map_err(failed)?;
     match found {
         Ok(Ok(found)) => Ok(Ok(found)),
-        // It is of a later version.
+        // A later version of the server wrote the index.
         Ok(Err(Failed::Store(StoreError::Index { reason, .. }))) => Err(place.refusal(reason)),
         Ok(Err(failed)) => Ok(Err(failed.reason())),
         Err(_) => Ok(Err(PANICKED.to_owned())),
@@ -180,7 +182,7 @@ impl Listing {
         listing
     }
 
-    /// What is wrong with the texts.
+    /// Returns what is wrong with the texts.
     pub(crate) fn text_problems(&self) -> Vec<String> {
         let mut problems = Vec::new();
         let mut references: BTreeMap<&str, u64> = BTreeMap::new();
@@ -206,7 +208,7 @@ impl Listing {
         problems
     }
 
-    /// The versions whose objects must exist.
+    /// Returns the versions whose objects must exist.
     pub(crate) fn objects(&self) -> impl Iterator<Item = (&String, &VersionRow)> {
         self.versions.iter().filter(|(_, row)| row.kept_by > 0 && row.bytes > 0)
     }

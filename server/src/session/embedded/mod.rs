@@ -1,5 +1,5 @@
-//! The index in a folder: a redb file that lists the sessions and the versions each one points to, and its journal. No type
-//! of redb leaves this folder.
+//! The index in a folder: a redb file that lists the sessions and the versions each one points to, and its journal. No
+//! redb type leaves this module.
 
 mod ballast;
 mod changes;

@@ -1,4 +1,4 @@
-//! Where an index is, and the lock that keeps its folder to one process.
+//! Where an index is stored, and the lock that gives one process exclusive use of its folder.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -8,26 +8,26 @@ use std::time::{Duration, Instant};
 use crate::session::disk::{Disk, DiskFile, OpenMode};
 use crate::session::error::StoreError;
 
-/// The file of the index in a store's folder.
+/// The name of the index file in a store's folder.
 pub(crate) const INDEX: &str = "index.redb";
 
-/// The file of the journal, beside the index.
+/// The name of the journal file, beside the index.
 pub(crate) const JOURNAL: &str = "index.journal";
 
-/// The file that is locked while the folder is used. It stays when the index is removed or replaced.
+/// The file that is locked while the folder is in use. It stays when the index is removed or replaced.
 const LOCK: &str = "lock";
 
-/// How long to wait for a previous store in this process that is still closing.
+/// How long to wait for a previous store of this process that is still closing.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// The file of an index, and its disk.
+/// The path of an index file, and its disk.
 #[derive(Clone, Debug)]
 pub(crate) struct Place {
     pub(super) disk: Arc<dyn Disk>,
     pub(super) path: PathBuf,
 }
 
-/// A locked folder, until all clones of this are dropped.
+/// A locked folder; it is unlocked once all clones of this are dropped.
 #[derive(Clone, Debug)]
 pub(crate) struct Lock {
     _files: Vec<Arc<dyn DiskFile>>,
@@ -46,7 +46,7 @@ impl Place {
         self.path.parent().unwrap_or(Path::new(""))
     }
 
-    /// Syncs the folder, so that the names of its files are on disk.
+    /// Syncs the folder, so that the names of its files are durable.
     pub(super) fn sync_folder(&self) -> io::Result<()> {
         self.disk.sync_folder(self.folder())
     }
@@ -59,7 +59,7 @@ impl Place {
         Ok(Lock { _files: vec![file] })
     }
 
-    /// As [`Self::lock`], but creates nothing, and takes the lock that servers of earlier versions know as well.
+    /// Like [`Self::lock`], but creates nothing and also locks the file that servers of earlier versions lock.
     pub(super) fn lock_existing(&self) -> Result<Lock, StoreError> {
         let failed = |error: io::Error| StoreError::from_io("locking the store's folder failed", &error);
         let mut files = Vec::new();
@@ -76,7 +76,7 @@ impl Place {
         Ok(Lock { _files: files })
     }
 
-    /// Takes a file's lock, waiting a little.
+    /// Locks a file, waiting a little if it is in use.
     pub(super) fn take(&self, file: &dyn DiskFile) -> Result<(), StoreError> {
         let started = Instant::now();
         while !file.try_lock().map_err(|error| StoreError::from_io("locking a file failed", &error))? {
@@ -93,7 +93,7 @@ impl Place {
     }
 }
 
-/// The refusal of a file that a later version of the server wrote.
+/// Returns the error for a file that a later version of the server wrote.
 pub(super) fn later(path: &Path, found: u64, known: u64) -> StoreError {
     let reason = format!(
         "it has format version {found}, and this version of Tidegate reads up to version {known}; use the version of \

@@ -1,4 +1,4 @@
-//! What the store asks of sessions and their versions.
+//! The queries on sessions and their versions.
 
 use super::error::IndexError;
 use super::tables::{Access, Tables, damaged_row};
@@ -7,14 +7,14 @@ use crate::session::id::{Owner, SessionId};
 use crate::session::index::{Head, Listed, SessionRow, VersionRow};
 
 impl<A: Access> Tables<A> {
-    /// An owner's session and its head.
+    /// Returns an owner's session and its head.
     pub(super) fn head(&self, owner: Owner, session: &str) -> Result<Head, IndexError> {
         let row = self.own_session(owner, session)?;
         let head = self.require_version(&row.head)?;
         Ok((row, head))
     }
 
-    /// At most `limit` of an owner's sessions in order of creation, after the one with this number.
+    /// Lists at most `limit` of an owner's sessions in order of creation, starting after session number `after`.
     pub(super) fn list(
         &self,
         owner: Owner,
@@ -40,7 +40,7 @@ impl<A: Access> Tables<A> {
         Ok(found)
     }
 
-    /// A session, and all versions that it lists.
+    /// Returns a session and all versions that it lists.
     pub(super) fn versions(&self, owner: Owner, session: &str) -> Result<(SessionRow, Vec<Listed>), IndexError> {
         let row = self.own_session(owner, session)?;
         let entries = self.lineage(session)?.into_iter();
@@ -51,7 +51,7 @@ impl<A: Access> Tables<A> {
         Ok((row, versions.collect::<Result<_, IndexError>>()?))
     }
 
-    /// A version that a session lists; its head if none is named.
+    /// Returns a version that a session lists; the head if `version` is `None`.
     pub(super) fn listed(&self, owner: Owner, session: &str, version: Option<&str>) -> Result<Listed, IndexError> {
         let head = self.own_session(owner, session)?.head;
         let id = version.map_or(head, str::to_owned);
@@ -59,12 +59,12 @@ impl<A: Access> Tables<A> {
         Ok(Listed { row: self.require_version(&id)?, id, kept })
     }
 
-    /// An owner's version, if anything lists it.
+    /// Returns an owner's version, if anything lists it.
     pub(super) fn own_version(&self, owner: Owner, id: &str) -> Result<Option<VersionRow>, IndexError> {
         Ok(self.version(id)?.filter(|row| row.owner == owner))
     }
 
-    /// Such a version and its ancestors, the newest first, at most `limit`.
+    /// Returns an owner's version and its ancestors, newest first, at most `limit` in all.
     pub(super) fn chain(&self, owner: Owner, id: &str, limit: usize) -> Result<Vec<(String, VersionRow)>, IndexError> {
         let (mut chain, mut next) = (Vec::new(), Some(id.to_owned()));
         while let Some(id) = next.take().filter(|_| chain.len() < limit)

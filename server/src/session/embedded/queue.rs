@@ -1,4 +1,4 @@
-//! The queue of a thread that does all waiting jobs together.
+//! The queue of a thread that processes all waiting jobs as one group.
 
 use std::collections::VecDeque;
 use std::io;
@@ -8,10 +8,10 @@ use crate::sync::Mutex;
 use crate::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use crate::sync::thread::{Builder, JoinHandle};
 
-/// Most jobs that are done together.
+/// Maximum number of jobs in one group.
 const MAX_GROUP: usize = 256;
 
-/// Most jobs that may wait; more are refused.
+/// Maximum number of waiting jobs; further ones are refused.
 pub(super) const MAX_WAITING: usize = 4096;
 
 /// Sends jobs to the thread.
@@ -25,7 +25,7 @@ enum Message<J> {
     Stop,
 }
 
-/// Why a job is not accepted.
+/// Why the queue refuses a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refused {
     /// [`MAX_WAITING`] jobs are waiting.
@@ -35,14 +35,15 @@ pub(super) enum Refused {
 }
 
 impl<J: Send + 'static> Queue<J> {
-    /// Starts the thread, which stops when the queue is dropped. `work` does jobs in the order in which they were sent.
+    /// Starts the thread, which stops when the queue is dropped. `work` receives the jobs in the order in which they
+    /// were sent.
     pub(super) fn start(name: &str, work: impl FnMut(Vec<J>) + Send + 'static) -> io::Result<Self> {
         let (jobs, inbox) = sync_channel(MAX_WAITING);
         let thread = Builder::new().name(name.to_owned()).spawn(move || serve(&inbox, work))?;
         Ok(Self { jobs, thread: Mutex::new(Some(thread)) })
     }
 
-    /// Adds a job, without waiting for it.
+    /// Adds a job without waiting for it to run.
     pub(super) fn send(&self, job: J) -> Result<(), Refused> {
         self.jobs.try_send(Message::Job(job)).map_err(|error| match error {
             TrySendError::Full(_) => Refused::Full,
@@ -50,7 +51,7 @@ impl<J: Send + 'static> Queue<J> {
         })
     }
 
-    /// Waits until the thread has done all waiting jobs and has stopped.
+    /// Waits until the thread has done all waiting jobs and stopped.
     pub(super) fn stop(&self) {
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(thread) = thread
@@ -79,7 +80,7 @@ fn serve<J>(inbox: &Receiver<Message<J>>, mut work: impl FnMut(Vec<J>)) {
 
 #[cfg(test)]
 mod tests {
-    // The model has no part in what a test records.
+    // Recording what the test sees is not part of the model, so it uses the standard types.
     use std::sync::{Arc, Mutex as Record};
 
     use super::*;
@@ -95,7 +96,7 @@ mod tests {
             let record = Arc::clone(&done);
             let work = move |jobs: Vec<_>| {
                 assert!(!jobs.is_empty() && jobs.len() <= MAX_GROUP);
-                // The thread may be interrupted here.
+                // The thread may be preempted here.
                 thread::yield_now();
                 record.lock().unwrap().extend(jobs);
             };

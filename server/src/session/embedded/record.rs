@@ -1,13 +1,14 @@
-//! The bytes of the journal, and reading them. The journal is a second copy of the index, as a file to which every
-//! transaction appends the rows that it changes. It can be read by another process while the server writes it, and the
-//! index can be rebuilt from it.
+//! The byte format of the journal, and its reader. The journal is a second copy of the index: a file to which every
+//! transaction appends the rows that it changes. Another process can read it while the server writes it, and the index
+//! can be rebuilt from it.
 //!
-//! All numbers are little endian. The header has 32 bytes: the magic, u32 format version, u32 zero, and the position of the
-//! base (u64 sequence number, u64 digest). A record is u32 length of the payload, u64 sequence number, the payload, and a
-//! u64 digest: the first bytes of SHA-256 of the previous digest, length, number and payload. Records of the base have its
-//! number and hold every row; an empty one ends them, and the chain of digests then continues from the base's. Each later
-//! record is one transaction, with the next number. A payload is a list of changes: u8 table, u32 length of the key, the
-//! key, u32 length of the value (all ones: the row is removed), the value.
+//! All numbers are little-endian. The header has 32 bytes: the magic, u32 format version, u32 zero, and the position of
+//! the base (u64 sequence number, u64 digest). A record is: u32 length of the payload, u64 sequence number, the
+//! payload, and a u64 digest, which is the first bytes of SHA-256 of the previous digest, length, number and payload.
+//! The records of the base have the base's number and together hold every row; an empty record ends them, and the
+//! digest chain then continues from the base's digest. Each later record is one transaction, with the next number. A
+//! payload is a list of changes: u8 table, u32 length of the key, the key, u32 length of the value (all ones if the row
+//! is removed), the value.
 
 use std::collections::BTreeMap;
 use std::io::{self, BufReader, ErrorKind, Read};
@@ -25,14 +26,14 @@ pub(super) const MAGIC: [u8; 8] = *b"TIDEJRNL";
 pub(super) const VERSION: u32 = 1;
 pub(super) const HEADER: usize = 32;
 
-/// Length and number of a record.
+/// Bytes of a record before its payload: the length and the sequence number.
 pub(super) const PREFIX: usize = 12;
 pub(super) const DIGEST: usize = 8;
 
-/// The length that stands for a removed row.
+/// The length that marks a removed row.
 const REMOVED: u32 = u32::MAX;
 
-/// A place in the history of the index: a transaction's number, and the digest of everything up to it.
+/// A point in the history of the index: the number of a transaction, and the digest of everything up to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Position {
     pub(super) sequence: u64,
@@ -75,7 +76,7 @@ pub(super) fn encode(changes: &Changes) -> Vec<u8> {
     payload
 }
 
-/// The changes of a payload; `None` if it does not have the form of a list of changes.
+/// Returns the changes in a payload; `None` if it is not a well-formed list of changes.
 fn decode(mut payload: &[u8]) -> Option<Changes> {
     let mut changes = Changes::new();
     while let Some((table, rest)) = payload.split_first() {
@@ -96,39 +97,39 @@ fn decode(mut payload: &[u8]) -> Option<Changes> {
 #[derive(Debug)]
 pub(crate) struct Entry {
     pub(super) position: Position,
-    /// Where its record ends in the file.
+    /// Where the transaction's record ends in the file.
     pub(super) end: u64,
     pub(super) changes: Changes,
 }
 
-/// Which rows to read.
+/// How to read the rows of texts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Rows {
     Whole,
-    /// As [`abridged`], because all texts together may be larger than the memory.
+    /// Every row goes through [`abridged`], because all texts together may not fit in memory.
     Abridged,
 }
 
-/// The digest of a text's row in its place; any other row as it is.
+/// Returns the digest of a text's row instead of the row; any other row unchanged.
 pub(super) fn abridged(table: u8, value: Vec<u8>) -> Vec<u8> {
     if table == TEXTS { Sha256::digest(&value).to_vec() } else { value }
 }
 
-/// What a journal holds.
+/// The contents of a journal.
 #[derive(Debug)]
 pub(crate) struct Contents {
-    /// All rows at the end, some of them [abridged](Rows).
+    /// All rows after the last transaction; texts may be [abridged](Rows).
     pub(crate) rows: BTreeMap<RowKey, Vec<u8>>,
     /// The last whole transaction, and where it ends.
     pub(super) end: Position,
     pub(crate) length: u64,
     /// Where the base ends.
     pub(super) base: u64,
-    /// Bytes after the last whole transaction: a write that a crash cut off, or damage.
+    /// Bytes after the last whole transaction: a write that a crash cut short, or damage.
     pub(crate) rest: u64,
     /// Where the record of the given position ends in the file.
     pub(super) before_after: u64,
-    /// The transactions after that position; `None` if the journal does not have it.
+    /// The transactions after the given position; `None` if the journal does not have that position.
     pub(super) after: Option<Vec<Entry>>,
 }
 
@@ -137,7 +138,7 @@ pub(crate) struct Contents {
 pub(crate) enum JournalError {
     /// The disk failed.
     Io(io::Error),
-    /// A later version of the server wrote it, in a format of this version.
+    /// A later version of the server wrote it; the number is the version of its format.
     Later(u32),
 }
 
@@ -163,7 +164,8 @@ impl JournalError {
     }
 }
 
-/// Reads a journal, and the transactions after `position` separately; `None` if there is none, or not even a whole base.
+/// Reads a journal, returning the transactions after `position` separately; `None` if there is no journal, or no whole
+/// base.
 pub(super) fn read(
     disk: &dyn Disk,
     path: &Path,
@@ -177,7 +179,7 @@ pub(super) fn read(
     }
 }
 
-/// As [`read`], from an open file, as far as it is written now. The rows of texts are abridged.
+/// Like [`read`], but reads what has been written so far to an open file. The rows of texts are abridged.
 pub(crate) fn read_file(file: &dyn DiskFile) -> Result<Option<Contents>, JournalError> {
     read_after(file, None, Rows::Abridged)
 }
@@ -250,7 +252,7 @@ impl Contents {
     }
 }
 
-/// The next record's number, payload and digest; `None` if there is no whole one in the remaining bytes.
+/// Reads the next record's number, payload and digest; `None` if the remaining bytes do not hold a whole record.
 fn record(file: &mut impl Read, remaining: u64, chain: u64) -> io::Result<Option<(u64, Vec<u8>, u64)>> {
     let least = (PREFIX + DIGEST) as u64;
     if remaining < least {

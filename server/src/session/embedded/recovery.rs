@@ -1,4 +1,4 @@
-//! Opening the index together with its journal. Each can be rebuilt from the other. The newer one that is whole prevails.
+//! Opens the index together with its journal. Each can be rebuilt from the other; the newest whole copy prevails.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -17,10 +17,10 @@ use crate::session::disk::{self, Disk};
 use crate::session::error::StoreError;
 use crate::session::index::VersionRow;
 
-/// Checks that an object can be read: its id and its bytes.
+/// Returns whether an object can be read, given its id and its size in bytes.
 pub(super) type WholeObject<'a> = dyn Fn(&str, u64) -> bool + 'a;
 
-/// Opens both files, creating or repairing them if necessary. `is_whole` checks an object that only the journal names.
+/// Opens both files, creating or repairing them if necessary. `is_whole` checks objects that only the journal names.
 pub(super) fn open(place: &Place, sync: bool, is_whole: &WholeObject<'_>) -> Result<(Database, Journal), StoreError> {
     let failed = |error: io::Error| StoreError::from_io("opening the index failed", &error);
     if !place.disk.exists(&place.path).map_err(failed)? {
@@ -43,7 +43,7 @@ pub(super) fn open(place: &Place, sync: bool, is_whole: &WholeObject<'_>) -> Res
 fn try_open(place: &Place, is_whole: &WholeObject<'_>) -> Result<(Database, Journal), Failed> {
     let work = || {
         let mut database = connect(place)?;
-        // Pages are not checked when they are read later.
+        // Check all pages now: they are not checked when they are read later.
         match database.check_integrity() {
             Ok(true) => {}
             Ok(false) => tracing::warn!(index = %place.path.display(), "the index was repaired"),
@@ -59,8 +59,8 @@ fn try_open(place: &Place, is_whole: &WholeObject<'_>) -> Result<(Database, Jour
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err(Failed::Damaged(PANICKED.to_owned())))
 }
 
-/// Creates the tables that a new index or one of an earlier version does not have, and returns whether there were any;
-/// otherwise nothing is written, because the disk may be full.
+/// Creates the tables that a new index or one of an earlier version lacks, and returns whether any were missing. If
+/// none were, it writes nothing, because the disk may be full.
 pub(super) fn create_tables(database: &Database) -> Result<bool, IndexError> {
     match Tables::reading(&database.begin_read()?) {
         Err(IndexError::Broken(redb::Error::TableDoesNotExist(_))) => {}
@@ -76,7 +76,7 @@ pub(super) fn create_tables(database: &Database) -> Result<bool, IndexError> {
     Ok(true)
 }
 
-/// Makes index and journal agree, and opens the journal.
+/// Makes the index and the journal agree, and opens the journal.
 fn reconcile(place: &Place, database: &Database, is_whole: &WholeObject<'_>) -> Result<Journal, IndexError> {
     let (disk, file) = (&*place.disk, place.journal());
     let position = Tables::reading(&database.begin_read()?)?.journal_position()?;
@@ -104,7 +104,8 @@ fn reconcile(place: &Place, database: &Database, is_whole: &WholeObject<'_>) -> 
             tracing::warn!("the journal {name} has other rows than the index; it is rewritten from the index");
             return rewrite(disk, &file, database, position);
         }
-        // Everything that is acknowledged is in both, so this is no crash: the files are of different moments.
+        // Both files contain everything that was acknowledged, so a crash cannot cause this: the files are from
+        // different points in time.
         (Some(position), None) if contents.end.sequence > position.sequence => {
             return Err(IndexError::Broken(redb::Error::Corrupted("it is older than its journal".to_owned())));
         }
@@ -152,7 +153,7 @@ pub(super) fn rewrite(
     Journal::create(disk, file, position, |visit| tables.visit_rows(visit))
 }
 
-/// Whether the index has exactly the journal's rows.
+/// Returns whether the index has exactly the journal's rows.
 fn has_rows(database: &Database, contents: &Contents) -> Result<bool, IndexError> {
     let (mut same, mut count) = (true, 0);
     Tables::reading(&database.begin_read()?)?.visit_rows::<IndexError>(&mut |table, key, value| {
@@ -169,7 +170,7 @@ fn is_empty(database: &Database) -> Result<bool, IndexError> {
     Ok((totals.sessions, totals.versions) == (0, 0))
 }
 
-/// Adds to the index the transactions that only the journal has.
+/// Adds the transactions that only the journal has to the index.
 fn replay(
     contents: &mut Contents,
     database: &Database,
@@ -185,13 +186,13 @@ fn replay(
         let missing = entry.changes.iter().find_map(|((table, key), value)| {
             let row: VersionRow = value.as_deref().filter(|_| *table == VERSIONS).and_then(|row| parse(row).ok())?;
             let id = std::str::from_utf8(key).ok()?;
-            // A later transaction may have dropped it, and then its object was removed.
+            // A later transaction may have dropped the version; its object was then removed.
             let last = contents.rows.get(&(*table, key.clone())).and_then(|row| parse::<VersionRow>(row).ok());
             let needed = row.kept_by > 0 && row.bytes > 0 && last.is_some_and(|row| row.kept_by > 0);
             (needed && !is_whole(id, row.bytes)).then(|| id.to_owned())
         });
         if let Some(missing) = missing {
-            // Without a sync, the disk may keep the journal and lose the object.
+            // Without a sync, the disk may keep the journal but lose the object.
             tracing::warn!(
                 version = missing,
                 "a snapshot did not reach the disk; {} transactions from there on are undone",
@@ -234,7 +235,7 @@ fn fill(database: &Database, contents: &Contents) -> Result<(), IndexError> {
     Ok(transaction.commit()?)
 }
 
-/// Writes a new index from the journal, and moves any damaged one aside.
+/// Writes a new index from the journal, and renames any damaged one.
 fn rebuild(place: &Place, reason: &str) -> Result<(), StoreError> {
     let failed = |error: io::Error| StoreError::from_io("rebuilding the index failed", &error);
     let (disk, file) = (&*place.disk, place.journal());
@@ -242,7 +243,7 @@ fn rebuild(place: &Place, reason: &str) -> Result<(), StoreError> {
     let Some(contents) = contents else { return Err(damaged(place, reason)) };
     tracing::error!("the index {} cannot be used ({reason}); rebuilding it from the journal", place.path.display());
     if contents.rest > 0 {
-        // First, because as long as it is there, snapshots that nothing names are kept.
+        // This is done first, because while this copy exists, snapshots that nothing names are kept.
         let aside = free_name(disk, &file);
         disk::read(disk, &file).and_then(|bytes| disk::write(disk, &aside, &bytes)).map_err(failed)?;
         tracing::error!(
@@ -263,25 +264,25 @@ fn rebuild(place: &Place, reason: &str) -> Result<(), StoreError> {
     disk.rename(&place.path.with_extension(NEW), &place.path).and_then(|()| place.sync_folder()).map_err(failed)
 }
 
-/// Renames a damaged file, and returns its new name.
+/// Renames a damaged file, and returns the new name.
 fn set_aside(disk: &dyn Disk, path: &Path) -> io::Result<PathBuf> {
     let free = free_name(disk, path);
     disk.rename(path, &free)?;
     Ok(free)
 }
 
-/// A new name for a damaged file.
+/// Returns an unused name for a damaged file.
 fn free_name(disk: &dyn Disk, path: &Path) -> PathBuf {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let mut names = (1u32..).map(|number| path.with_file_name(format!("{name}.damaged-{number}")));
     names.find(|name| disk.exists(name).is_ok_and(|exists| !exists)).unwrap_or_else(|| path.with_extension("damaged"))
 }
 
-/// Whether a damaged index or journal is beside the index.
+/// Returns whether a damaged index or journal is kept beside the index.
 pub(super) fn damaged_is_kept(place: &Place) -> bool {
     let index = place.path.file_name().unwrap_or_default().to_string_lossy();
     let damaged = [&*index, JOURNAL].map(|name| format!("{name}.damaged-"));
-    // If the folder cannot be read, nothing may be removed either.
+    // If the folder cannot be read, assume so: nothing may be removed then.
     let names = place.disk.names(place.folder());
     names.map_or(true, |names| names.iter().any(|name| damaged.iter().any(|damaged| name.starts_with(damaged))))
 }

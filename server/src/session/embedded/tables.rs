@@ -1,4 +1,4 @@
-//! The tables of the index, and the queries on them, in transactions that read or write.
+//! The tables of the index and the queries on them, for transactions that read and transactions that write.
 
 use std::collections::{BTreeMap, HashSet};
 use std::marker::PhantomData;
@@ -16,26 +16,26 @@ type Str = &'static str;
 type Bytes = &'static [u8];
 type OwnerKey = &'static [u8; 16];
 
-/// Read-only or writable tables.
+/// Access to tables: read-only or writable.
 pub(crate) trait Access {
     type Table<K: Key + 'static, V: Value + 'static>: ReadableTable<K, V>;
 }
 
-/// Tables of a read transaction.
+/// The tables of a read transaction.
 pub(crate) struct ReadOnly;
 
 impl Access for ReadOnly {
     type Table<K: Key + 'static, V: Value + 'static> = ReadOnlyTable<K, V>;
 }
 
-/// Tables of a write transaction.
+/// The tables of a write transaction.
 pub(crate) struct ReadWrite<'t>(PhantomData<&'t ()>);
 
 impl<'t> Access for ReadWrite<'t> {
     type Table<K: Key + 'static, V: Value + 'static> = Recorded<'t, K, V>;
 }
 
-/// Declares the tables. Each field's name is also the table's name in the file, and the number is the table's in the
+/// Declares the tables. A field's name is also the table's name in the file, and its number identifies the table in the
 /// journal; neither may change.
 macro_rules! tables {
     ($($(#[$doc:meta])* $field:ident = $tag:literal: $key:ty => $value:ty;)*) => {
@@ -50,7 +50,7 @@ macro_rules! tables {
         }
 
         impl<'t> Tables<ReadWrite<'t>> {
-            /// Opens the tables, creating missing ones. Changes are recorded.
+            /// Opens the tables, creating missing ones. Their changes are recorded.
             pub(super) fn writing(transaction: &'t WriteTransaction, recorder: &Recorder) -> Result<Self, IndexError> {
                 Ok(Self {
                     $($field: Recorded::new(
@@ -61,7 +61,7 @@ macro_rules! tables {
                 })
             }
 
-            /// Sets or removes a row of the journal.
+            /// Sets or removes a row that a journal names.
             pub(super) fn apply(&mut self, table: u8, key: &[u8], value: Option<&[u8]>) -> Result<(), IndexError> {
                 match (table, value) {
                     $(
@@ -80,7 +80,7 @@ macro_rules! tables {
         }
 
         impl<A: Access> Tables<A> {
-            /// Calls `visit` with the table, key and value of every row, except those about the file itself.
+            /// Calls `visit` with the table, key and value of every row, except the rows about the file itself.
             pub(super) fn visit_rows<E: From<IndexError>>(
                 &self,
                 visit: &mut dyn FnMut(u8, &[u8], &[u8]) -> Result<(), E>,
@@ -108,23 +108,23 @@ tables! {
     created = 1: (OwnerKey, u64) => Str;
     /// Version -> its row.
     versions = 2: Str => Bytes;
-    /// Session and position -> a version whose snapshot it keeps.
+    /// Session and position -> a version whose snapshot the session keeps.
     kept = 3: (Str, u64) => Str;
-    /// Session and position -> a version that it lists, whose snapshot is gone.
+    /// Session and position -> a version that the session lists, whose snapshot is gone.
     known = 4: (Str, u64) => Str;
-    /// Eviction rank and name -> owner: what `droppable_by` has, in one order for all owners. Earlier versions wrote it, and
-    /// this one only removes from it.
+    /// Eviction rank and name -> owner: the content of `droppable_by`, in one order for all owners. Earlier versions of
+    /// the server wrote it; this one only removes from it.
     droppable = 5: (u64, Str) => OwnerKey;
-    /// Owner, eviction rank and name: sessions that keep more than their head, by last use, then responses, by expiry.
-    /// The lowest rank is evicted first.
+    /// Owner, eviction rank and name: sessions that keep more than their head, by last use, then responses, by expiry,
+    /// then the tagged versions of sessions. The lowest rank is evicted first.
     droppable_by = 6: (OwnerKey, u64, Str) => ();
-    /// Expiry and name of whatever expires (a session, a response, a receipt).
+    /// Expiry and name of whatever expires: sessions, responses and receipts.
     ends = 7: (u64, Str) => ();
     /// Response -> owner, version, expiry, body.
     responses = 8: Str => (OwnerKey, Str, u64, Bytes);
     /// Owner and key -> expiry, answer.
     receipts = 9: (OwnerKey, Str) => (u64, Bytes);
-    /// Object that nothing points to and that may still exist -> bytes.
+    /// Object that nothing points to but that may still exist -> bytes.
     garbage = 10: Str => u64;
     /// Owner -> bytes of versions, number of sessions.
     owners = 11: OwnerKey => (u64, u64);
@@ -132,17 +132,17 @@ tables! {
     totals = 12: Str => u64;
     /// Owner -> bytes of receipts.
     receipt_bytes = 13: OwnerKey => u64;
-    /// Version -> what it adds to its parent's text (`text_row.rs`).
+    /// Version -> the text that it adds to its parent's text (`text_row.rs`).
     texts = 14: Str => Bytes;
-    /// Version with a text -> owner, references (its own row, if listed, and the texts that continue it), bytes.
+    /// Version with a text -> owner, references (from its own row, if listed, and from texts that continue it), bytes.
     text_refs = 15: Str => (OwnerKey, u64, u64);
-    /// Texts without a reference, which are about to be removed.
+    /// Texts without references, which are about to be removed.
     dead_texts = 16: Str => ();
     /// Owner -> bytes of texts.
     text_bytes = 17: OwnerKey => u64;
 }
 
-/// The numbers of tables that the journal's readers look into.
+/// Numbers of the tables that readers of the journal look into.
 pub(super) const SESSIONS: u8 = 0;
 pub(super) const VERSIONS: u8 = 2;
 pub(super) const KEPT: u8 = 3;
@@ -151,13 +151,13 @@ pub(super) const RESPONSES: u8 = 8;
 pub(super) const TEXT_REFS: u8 = 15;
 const TOTALS: u8 = 12;
 
-/// The tables that are made from others if an index of an earlier version does not have them.
+/// The tables that are made from others if an index of an earlier version lacks them.
 pub(super) const REBUILT: [u8; 3] = [5, 6, 13];
 
-/// The totals that say where in the journal the index is. They are not in the journal themselves.
+/// The totals that state the index's position in the journal. They are not in the journal themselves.
 const POSITION: [&str; 2] = ["journal sequence", "journal digest"];
 
-/// The total that is the version of the tables and rows; not in the journal, which has its own.
+/// The total that holds the version of the tables and rows. It is not in the journal, which has its own version.
 const FORMAT: &str = "format version";
 
 fn is_about_the_file(total: &[u8]) -> bool {
@@ -168,13 +168,13 @@ pub(crate) fn parse<'r, T: serde::Deserialize<'r>>(bytes: &'r [u8]) -> Result<T,
     serde_json::from_slice(bytes).map_err(|error| damaged_row(format!("a row cannot be parsed: {error}")))
 }
 
-/// The error for rows that cannot be read or that contradict each other.
+/// Returns the error for rows that cannot be read or that contradict each other.
 pub(super) fn damaged_row(reason: String) -> IndexError {
     IndexError::Row(reason)
 }
 
 impl Tables<ReadOnly> {
-    /// The version of the tables and rows.
+    /// Returns the version of the tables and rows.
     pub(super) fn format(transaction: &ReadTransaction) -> Result<u64, IndexError> {
         let totals = transaction.open_table(TableDefinition::<Str, u64>::new("totals"))?;
         Ok(totals.get(FORMAT)?.map_or(1, |row| row.value()))
@@ -196,14 +196,15 @@ impl Tables<ReadWrite<'_>> {
 }
 
 impl<A: Access> Tables<A> {
-    /// Where in the journal the index is; `None` if an earlier version of the server wrote it, without a journal.
+    /// Returns the index's position in the journal; `None` if an earlier version of the server wrote the index, without
+    /// a journal.
     pub(super) fn journal_position(&self) -> Result<Option<Position>, IndexError> {
         let [sequence, digest] = POSITION.map(|name| self.totals.get(name));
         let (sequence, digest) = (sequence?.map(|row| row.value()), digest?.map(|row| row.value()));
         Ok(sequence.zip(digest).map(|(sequence, digest)| Position { sequence, digest }))
     }
 
-    /// All rows, by table and key.
+    /// Returns all rows, by table and key.
     pub(crate) fn rows(&self) -> Result<BTreeMap<RowKey, Vec<u8>>, IndexError> {
         let mut rows = BTreeMap::new();
         self.visit_rows::<IndexError>(&mut |table, key, value| {
@@ -217,7 +218,7 @@ impl<A: Access> Tables<A> {
         self.sessions.get(id)?.map(|row| parse(row.value())).transpose()
     }
 
-    /// The owner's session; one of another owner is not found.
+    /// Returns the owner's session. A session of another owner counts as not found.
     pub(crate) fn own_session(&self, owner: Owner, id: &str) -> Result<SessionRow, IndexError> {
         let row = self.session(id)?.filter(|row| row.owner == owner);
         row.ok_or(IndexError::Refused(StoreError::SESSION))
@@ -227,12 +228,12 @@ impl<A: Access> Tables<A> {
         self.versions.get(id)?.map(|row| parse(row.value())).transpose()
     }
 
-    /// A version that another row names, so that it must exist.
+    /// Returns a version that another row names, so that it must exist.
     pub(crate) fn require_version(&self, id: &str) -> Result<VersionRow, IndexError> {
         self.version(id)?.ok_or_else(|| damaged_row(format!("version {id} has no row")))
     }
 
-    /// All versions that the session lists, oldest first.
+    /// Returns all versions that the session lists, oldest first.
     pub(crate) fn lineage(&self, session: &str) -> Result<Vec<LineageEntry>, IndexError> {
         let mut entries = Vec::new();
         for (table, kept) in [(&self.kept, true), (&self.known, false)] {
@@ -245,7 +246,7 @@ impl<A: Access> Tables<A> {
         Ok(entries)
     }
 
-    /// The position of a version in a session's list, and whether the session keeps it.
+    /// Returns the position of a version in a session's list, and whether the session keeps it.
     pub(super) fn position(&self, session: &str, version: &str) -> Result<Option<(u64, bool)>, IndexError> {
         for (table, kept) in [(&self.kept, true), (&self.known, false)] {
             for entry in table.range((session, 0)..=(session, u64::MAX))? {
@@ -266,18 +267,18 @@ impl<A: Access> Tables<A> {
         row.filter(|row| row.owner == owner).ok_or(IndexError::Refused(StoreError::RESPONSE))
     }
 
-    /// Up to `limit` garbage objects.
+    /// Returns up to `limit` garbage objects.
     pub(crate) fn garbage(&self, limit: usize) -> Result<Vec<String>, IndexError> {
         self.garbage.iter()?.take(limit).map(|entry| Ok(entry?.0.value().to_owned())).collect()
     }
 
-    /// Whether nothing points to an object and it is not garbage either.
+    /// Returns whether nothing points to an object and it is not garbage either.
     pub(crate) fn is_orphan(&self, id: &str) -> Result<bool, IndexError> {
-        // Garbage is removed separately, once the index on disk says that it is garbage.
+        // Garbage is removed separately, once the index on disk lists it as garbage.
         Ok(self.garbage.get(id)?.is_none() && self.version(id)?.is_none_or(|row| row.kept_by == 0))
     }
 
-    /// The versions that need an object which is not among `objects`, each with the sessions that keep it.
+    /// Returns the versions that need an object which is not among `objects`, each with the sessions that keep it.
     pub(super) fn missing(&self, objects: &HashSet<String>) -> Result<Missing, IndexError> {
         let mut missing = Missing::new();
         for entry in self.versions.iter()? {
@@ -331,13 +332,13 @@ impl<A: Access> Tables<A> {
         Ok(())
     }
 
-    /// A receipt's expiry and answer.
+    /// Returns a receipt's expiry and answer.
     pub(crate) fn receipt(&self, owner: Owner, key: &str) -> Result<Option<(u64, Vec<u8>)>, IndexError> {
         let row = self.receipts.get((&owner.0, key))?;
         Ok(row.map(|row| (row.value().0, row.value().1.to_owned())))
     }
 
-    /// Bytes of an owner's versions, and number of sessions.
+    /// Returns the bytes of an owner's versions, and the number of its sessions.
     pub(crate) fn owner(&self, owner: Owner) -> Result<(u64, u64), IndexError> {
         Ok(self.owners.get(&owner.0)?.map_or((0, 0), |row| row.value()))
     }

@@ -1,4 +1,4 @@
-//! The tests of every index, on those of this folder.
+//! Runs the tests that every index must pass on the embedded index.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -34,7 +34,7 @@ fn closing_makes_everything_durable() {
         index.put_receipt(Owner([1; 16]), receipt).await.expect("it is stored");
         let before = synced.load(Ordering::SeqCst);
         index.close().await.expect("the index closes");
-        // Objects are synced right before an index that names them is.
+        // Objects are synced just before the index that names them.
         assert_eq!((before, synced.load(Ordering::SeqCst)), (0, 1));
     });
 }

@@ -1,5 +1,6 @@
-//! The texts of versions. A version's row has what it adds to its parent's text and never changes; the rows of forks share
-//! their ancestors. A row lives as long as its version is listed or a child needs it, so texts outlive snapshots.
+//! The texts of versions. A version's row holds what it adds to its parent's text and never changes; forks share the
+//! rows of their ancestors. A row lives as long as its version is listed or a child needs it, so texts outlive
+//! snapshots.
 
 use std::collections::BTreeMap;
 
@@ -12,8 +13,8 @@ use crate::session::id::Owner;
 use crate::session::index::{EncodedText, TextRow, text_bytes};
 
 impl<A: Access> Tables<A> {
-    /// The rows of a version's text, its own first and then those of the texts that each continues: at least one, until they
-    /// have `bytes` bytes. Empty if the version has no text.
+    /// Returns the rows of a version's text, starting with its own and followed by those of the texts it continues: at
+    /// least one row, and more until they have `bytes` bytes. Empty if the version has no text.
     pub(super) fn text_rows(&self, version: &str, bytes: usize) -> Result<Vec<(String, Vec<u8>)>, IndexError> {
         let (mut rows, mut read, mut next) = (Vec::new(), 0, Some(version.to_owned()));
         while let Some(id) = next.take().filter(|_| rows.is_empty() || read < bytes)
@@ -21,29 +22,29 @@ impl<A: Access> Tables<A> {
         {
             let row = row.value().to_owned();
             read += row.len();
-            // Who needs a damaged row finds out when it is parsed there.
+            // A damaged row is reported where it is needed and parsed.
             next = TextRow::parse(&row).ok().and_then(|row| row.parent.map(str::to_owned));
             rows.push((id, row));
         }
         Ok(rows)
     }
 
-    /// Tokens and messages of a version's text; `None` if it has none.
+    /// Returns the number of tokens and messages of a version's text; `None` if it has none.
     fn text_totals(&self, version: &str) -> Result<Option<(u64, u64)>, IndexError> {
         let Some(row) = self.texts.get(version)? else { return Ok(None) };
         let row = TextRow::parse(row.value())?;
         Ok(Some((row.total(), row.messages)))
     }
 
-    /// Whether there are texts that nothing refers to any more.
+    /// Returns whether there are texts that nothing refers to any more.
     pub(crate) fn any_dead_text(&self) -> Result<bool, IndexError> {
         Ok(self.dead_texts.first()?.is_some())
     }
 }
 
 impl Write<'_> {
-    /// Adds the text of a version that is being added, unless the text that it continues is not kept or is damaged: a turn
-    /// does not need the text.
+    /// Adds the text of a version that is being added. Skips it if the text that it continues is not kept or is
+    /// damaged, because a turn does not need the text.
     pub(crate) fn add_text(
         &mut self,
         owner: Owner,
@@ -67,8 +68,8 @@ impl Write<'_> {
         self.put_text(owner, version, &text.row(parent))
     }
 
-    /// Counts a reference to the text that another continues from token `kept` on, and returns its number of messages;
-    /// `None` if it is not kept.
+    /// Counts a reference to the text that another continues after its first `kept` tokens, and returns the number of
+    /// messages; `None` if that text is not kept.
     fn hold_parent(&mut self, parent: &str, kept: u64) -> Result<Option<u64>, IndexError> {
         let Some((total, messages)) = self.tables.text_totals(parent)? else { return Ok(None) };
         if kept > total {
@@ -78,7 +79,7 @@ impl Write<'_> {
         Ok(Some(messages))
     }
 
-    /// Adds a row, to which its version refers.
+    /// Adds a row that its version refers to.
     fn put_text(&mut self, owner: Owner, version: &str, row: &[u8]) -> Result<(), IndexError> {
         let bytes = text_bytes(row.len() as u64);
         self.tables.texts.insert(version, row)?;
@@ -86,7 +87,7 @@ impl Write<'_> {
         self.add_text_bytes(owner, bytes as i64)
     }
 
-    /// Counts one more reference to a text.
+    /// Adds a reference to a text.
     pub(crate) fn hold_text(&mut self, version: &str) -> Result<(), IndexError> {
         let (owner, references, bytes) = self.text_ref(version)?;
         if references == 0 {
@@ -96,7 +97,8 @@ impl Write<'_> {
         Ok(())
     }
 
-    /// Counts one reference less to a version's text, if it has one. After the last, [`Self::remove_dead_texts`] removes it.
+    /// Removes a reference to a version's text, if it has one. After the last, [`Self::remove_dead_texts`] removes the
+    /// text.
     pub(super) fn release_text(&mut self, version: &str) -> Result<(), IndexError> {
         if self.tables.text_refs.get(version)?.is_none() {
             return Ok(());
@@ -110,7 +112,8 @@ impl Write<'_> {
         Ok(())
     }
 
-    /// Adds a text from elsewhere. Its version is `added` now, or was there, or is not listed. The inner error says why not.
+    /// Adds an imported text. Its version was `added` by this import, existed before, or is not listed. The inner error
+    /// says why the text is refused.
     pub(crate) fn import_text(
         &mut self,
         owner: Owner,
@@ -156,8 +159,8 @@ impl Write<'_> {
         Ok((Owner(*owner), references, bytes))
     }
 
-    /// Removes at most `max` texts that nothing refers to, and returns how many. Removing one may leave its parent without a
-    /// reference.
+    /// Removes at most `max` texts that nothing refers to, and returns how many it removed. This may leave a parent
+    /// without references.
     pub(crate) fn remove_dead_texts(&mut self, max: usize) -> Result<usize, IndexError> {
         for removed in 0..max {
             let Some(version) = self.tables.dead_texts.first()?.map(|(version, _)| version.value().to_owned()) else {
@@ -184,7 +187,8 @@ impl Write<'_> {
         Ok(max)
     }
 
-    /// Removes texts that cannot be read and those that continue them, and counts the references and bytes of all others.
+    /// Removes texts that cannot be read and the texts that continue them, and recounts the references and bytes of all
+    /// others.
     pub(crate) fn recount_texts(&mut self) -> Result<(), IndexError> {
         let (mut parents, mut bad) = (BTreeMap::new(), Vec::new());
         for entry in self.tables.texts.iter()? {

@@ -1,4 +1,4 @@
-//! Changes to the index. Each function leaves rows, counts, orders and totals consistent with each other.
+//! Changes to the index. Each function keeps rows, counts, orders and totals consistent.
 
 use std::collections::HashMap;
 
@@ -33,7 +33,7 @@ impl<'t> Write<'t> {
         Ok(Self { tables, change: Change::default(), freed: Vec::new(), recorder })
     }
 
-    /// The rows changed so far, for the journal.
+    /// Returns the rows changed so far, for the journal.
     pub(super) fn take_changes(&self) -> Changes {
         self.recorder.take()
     }
@@ -86,7 +86,7 @@ impl<'t> Write<'t> {
         Ok(())
     }
 
-    /// Records that garbage objects are removed.
+    /// Records that garbage objects have been removed.
     pub(crate) fn remove_garbage(&mut self, ids: &[String]) -> Result<(), IndexError> {
         for id in ids {
             let gone = self.tables.garbage.remove(&**id)?.map(|bytes| bytes.value());
@@ -97,7 +97,7 @@ impl<'t> Write<'t> {
 
     // ---- Sessions
 
-    /// Records last uses of sessions.
+    /// Records the last uses of sessions.
     pub(super) fn record_uses(&mut self, uses: &HashMap<SessionId, u64>) -> Result<(), IndexError> {
         for (id, used) in uses {
             let old = match self.tables.session(id.as_str()) {
@@ -165,7 +165,7 @@ impl Transaction for Write<'_> {
         Ok(number)
     }
 
-    /// Changes its places in the orders as well.
+    /// Also updates the session's entries in the orders.
     fn put_session(&mut self, id: &str, old: Option<&SessionRow>, new: Option<&SessionRow>) -> Result<(), IndexError> {
         if let Some(old) = old {
             if let Some(ends) = old.ends(0) {

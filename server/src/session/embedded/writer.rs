@@ -1,4 +1,4 @@
-//! The thread that writes the index. Waiting requests share one transaction, because committing is the expensive part.
+//! The thread that writes the index. Waiting requests share one transaction, because a commit is the expensive part.
 
 use std::io::ErrorKind;
 use std::sync::Arc;
@@ -18,14 +18,14 @@ use crate::session::id::VersionId;
 /// Called with the versions whose snapshots nothing points to any more.
 pub(super) type Freed = Box<dyn Fn(&[VersionId]) + Send>;
 
-/// Syncs objects to disk, before an index that names them is.
+/// Syncs objects to disk before the index that names them is synced.
 pub(super) type SyncObjects = Box<dyn Fn() -> Result<(), StoreError> + Send>;
 
-/// A request to the thread. Its work may run again if its transaction fails.
+/// A request to the thread. Its work may run again if the transaction fails.
 trait Operation: Send {
     fn run(&mut self, write: &mut Write<'_>) -> Result<(), IndexError>;
 
-    /// Replies, once the transaction has committed or failed.
+    /// Sends the reply, once the transaction has committed or failed.
     fn reply(self: Box<Self>, committed: Result<(), StoreError>);
 }
 
@@ -52,7 +52,7 @@ where
     fn reply(self: Box<Self>, committed: Result<(), StoreError>) {
         let Self { result, reply, .. } = *self;
         let gone = || StoreError::Unavailable { reason: "the index did not reply".to_owned() };
-        // The caller may have gone.
+        // The caller may have been canceled.
         drop(reply.send(committed.and_then(|()| result.unwrap_or_else(|| Err(gone())))));
     }
 }
@@ -60,7 +60,7 @@ where
 struct Job {
     request: Box<dyn Operation>,
     writes: bool,
-    /// Sync to disk before replying, whatever the store's durability.
+    /// Whether to sync to disk before replying, whatever the store's durability.
     durable: bool,
 }
 
@@ -70,7 +70,7 @@ pub(crate) struct Writer {
     transactions: Arc<AtomicU64>,
 }
 
-/// State of the thread.
+/// The state of the thread.
 struct WriterThread {
     index: Arc<OpenIndex>,
     durable: bool,
@@ -96,7 +96,7 @@ impl Writer {
         Ok(Self { queue, transactions })
     }
 
-    /// Runs `work` in a transaction and returns once that is committed.
+    /// Runs `work` in a transaction and returns once it is committed.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
         work: impl FnMut(&mut Write<'_>) -> Result<T, IndexError> + Send + 'static,
@@ -104,7 +104,7 @@ impl Writer {
         self.submit(work, true, false).await
     }
 
-    /// As [`Self::run`], but always syncs to disk before returning.
+    /// Like [`Self::run`], but always syncs to disk before it returns.
     pub(crate) async fn run_to_disk<T: Send + 'static>(
         &self,
         work: impl FnMut(&mut Write<'_>) -> Result<T, IndexError> + Send + 'static,
@@ -112,7 +112,7 @@ impl Writer {
         self.submit(work, true, true).await
     }
 
-    /// Reads what the next transaction would see. `work` must change nothing.
+    /// Reads what the next transaction would see. `work` must not change anything.
     pub(crate) async fn read<T: Send + 'static>(
         &self,
         work: impl FnMut(&mut Write<'_>) -> Result<T, IndexError> + Send + 'static,
@@ -120,12 +120,12 @@ impl Writer {
         self.submit(work, false, false).await
     }
 
-    /// Number of committed transactions.
+    /// Returns the number of committed transactions.
     pub(crate) fn transactions(&self) -> u64 {
         self.transactions.load(Ordering::Relaxed)
     }
 
-    /// Waits until the thread has done all waiting work and has stopped.
+    /// Waits until the thread has done all waiting work and stopped.
     pub(crate) fn stop(&self) {
         self.queue.stop();
     }
@@ -150,7 +150,7 @@ impl Writer {
 }
 
 impl WriterThread {
-    /// Runs the jobs in one transaction, and replies to each whatever happens.
+    /// Runs the jobs in one transaction, and replies to each of them whether or not it succeeds.
     fn group(&self, mut jobs: Vec<Job>) {
         let opened = self.index.opened();
         let result = self.index.with(|database| self.transaction(database, &mut jobs));
@@ -161,7 +161,7 @@ impl WriterThread {
                 }
                 Ok(())
             }
-            // One request met a damaged row; the others must not fail because of it.
+            // One request hit a damaged row; the other requests must not fail because of it.
             Err(IndexError::Row(reason)) if jobs.len() > 1 => {
                 tracing::error!(reason, "an index transaction failed; retrying its requests one by one");
                 for job in jobs {
@@ -182,7 +182,7 @@ impl WriterThread {
                     }
                     _ => failure,
                 };
-                // The journal may be ahead of the index: what failed must not come back with the next start.
+                // The journal may be ahead of the index; failed changes must not reappear after a restart.
                 if let Err(error) = self.index.with(|database| self.index.prepare_journal(database)) {
                     tracing::error!(?error, "the journal could not be rewound; the next transaction tries again");
                 }
@@ -226,7 +226,7 @@ impl WriterThread {
         let change = std::mem::take(&mut write.change);
         drop(write);
         if durable {
-            // Without this, opening the file after a crash reads all of it.
+            // Without this, opening the file after a crash would read all of it.
             transaction.set_quick_repair(true);
         } else {
             transaction.set_durability(Durability::None)?;
@@ -235,7 +235,8 @@ impl WriterThread {
             let failed = |error| IndexError::Refused(StoreError::from_io("writing the journal failed", &error));
             journal.append(record).map_err(failed)?;
         }
-        // Whichever of the two is on disk first, the other can be completed from it, so they are synced at the same time.
+        // Either file can be completed from the other, whichever reaches the disk first, so both are synced in
+        // parallel.
         let (committed, synced) = thread::scope(|scope| {
             let syncing = journal.as_ref().filter(|_| durable).map(|journal| scope.spawn(|| journal.sync()));
             let committed = transaction.commit();
@@ -250,7 +251,8 @@ impl WriterThread {
             }
         }
         drop(journal);
-        // Before anyone gets a reply, so that a caller who then asks for space, or reopens the index, sees these totals.
+        // Update the totals before anyone gets a reply, so that a caller that then asks for space or reopens the index
+        // sees them.
         self.index.capacity.apply(change);
         self.transactions.fetch_add(1, Ordering::Relaxed);
         self.index.set_failure(None);

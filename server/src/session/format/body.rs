@@ -1,4 +1,4 @@
-//! The body of a snapshot file: its tensors as a safetensors blob.
+//! The body of a snapshot file: its tensors, as a safetensors blob.
 
 use safetensors::tensor::{Dtype, Metadata, SafeTensors, TensorInfo};
 use serde::Deserialize;
@@ -9,16 +9,16 @@ use super::error::FormatError;
 use super::error::shown;
 use crate::session::snapshot::Snapshot;
 
-/// Longest tensor header in bytes. Five tensors with numbers of 20 digits need less.
+/// Maximum length of the tensor header in bytes. Five tensors with numbers of 20 digits need less.
 pub(super) const MAX_TENSOR_HEADER: usize = 1024;
 
-/// Bytes of the length before the tensor header.
+/// Size in bytes of the length field before the tensor header.
 pub(super) const LENGTH: usize = 8;
 
-/// Bytes of a pair of token and count.
+/// Bytes of a token and its count.
 pub(super) const PAIR: usize = 8;
 
-/// A tensor in the blob's header.
+/// A tensor entry in the blob's header.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Entry {
@@ -27,7 +27,7 @@ struct Entry {
     data_offsets: (usize, usize),
 }
 
-/// All tensors that a blob may contain. The safetensors reader would accept others, and duplicates of a name.
+/// All tensors that a blob may contain. The safetensors reader would accept others, and duplicate names.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Entries {
@@ -47,7 +47,7 @@ pub(super) struct Body<'a> {
     counts: &'a [u8],
 }
 
-/// The length and header of the blob. Like safetensors, it orders tensors by type, then name.
+/// Returns the length and header of the blob. Like safetensors, it orders tensors by type, then by name.
 pub(super) fn write_header(layout: &StateLayout, snapshot: &Snapshot) -> Vec<u8> {
     let mut tensors: Vec<(String, TensorInfo)> = Vec::new();
     let mut push = |name: &str, dtype: Dtype, shape: &[usize]| {
@@ -74,7 +74,7 @@ pub(super) fn write_header(layout: &StateLayout, snapshot: &Snapshot) -> Vec<u8>
     [&(json.len() as u64).to_le_bytes()[..], &json].concat()
 }
 
-/// The numbers after the header, in the header's order.
+/// Writes the numbers after the header, in the header's order.
 pub(super) fn write_numbers(layout: &StateLayout, snapshot: &Snapshot, out: &mut Vec<u8>) {
     if snapshot.read > 0 {
         let (memory, rest) = snapshot.state.split_at(layout.memory());
@@ -88,7 +88,7 @@ pub(super) fn write_numbers(layout: &StateLayout, snapshot: &Snapshot, out: &mut
 }
 
 impl<'a> Body<'a> {
-    /// How many tokens the source has; 0 without one.
+    /// Returns the number of tokens of the source; 0 if there is none.
     pub(super) fn source_tokens(&self) -> usize {
         self.source.first_chunk().map_or(0, |bytes| f32::from_le_bytes(*bytes) as usize)
     }
@@ -97,7 +97,7 @@ impl<'a> Body<'a> {
     pub(super) fn read(bytes: &'a [u8], codec: &Codec, read: u64) -> Result<Self, FormatError> {
         let Codec { layout, vocab_size, greatest, sources, .. } = codec;
         let unread = |error: &dyn std::fmt::Display| FormatError::Tensors(shown(&error.to_string()));
-        // The header's length and names are checked before the safetensors reader sees it, because that would accept
+        // Check the header's length and names before the safetensors reader sees it, because that reader would accept
         // up to 100 MB.
         let (length, rest) = bytes.split_first_chunk().ok_or_else(|| unread(&"the body has fewer than 8 bytes"))?;
         let length = u64::from_le_bytes(*length);
@@ -108,7 +108,7 @@ impl<'a> Body<'a> {
             .and_then(|length| rest.split_at_checked(length))
             .ok_or(refused)?;
         let entries: Entries = serde_json::from_slice(json).map_err(|error| unread(&error))?;
-        // Checks that the offsets are contiguous, cover the data, and fit the shapes.
+        // This checks that the offsets are contiguous, cover the data, and fit the shapes.
         SafeTensors::read_metadata(bytes).map_err(|error| unread(&error))?;
 
         let (has_conv, has_source) = (read > 0 && layout.conv() > 0, read > 0 && layout.source() > 0);
@@ -127,7 +127,8 @@ impl<'a> Body<'a> {
         Ok(body)
     }
 
-    /// The numbers of the state: all memories, all convolution inputs, the cross-attention memories, the source's length.
+    /// Returns the numbers of the state: all memories, all convolution inputs, the cross-attention memories and the
+    /// source's length.
     pub(super) fn state(&self) -> Vec<f32> {
         [self.memory, self.conv, self.cross, self.source].into_iter().flat_map(numbers).collect()
     }
@@ -149,10 +150,10 @@ fn cross_shape(layout: &StateLayout) -> [usize; 3] {
     [layout.layers, layout.heads, layout.cross]
 }
 
-/// The shape of the tensor with the source's length.
+/// The shape of the tensor that holds the source's length.
 const SOURCE: [usize; 1] = [1];
 
-/// The bytes of a tensor of the state, which must be present exactly if it is `expected`.
+/// Returns the bytes of a tensor of the state. The tensor must be present if and only if it is `expected`.
 fn floats<'a>(
     tensor: &'static str,
     entry: Option<Entry>,
@@ -218,8 +219,8 @@ fn source(bytes: &[u8], max: u64) -> Result<(), FormatError> {
     }
 }
 
-/// Refuses a key maximum that no keys can have, because it would outweigh all later keys. It is each head's last
-/// number.
+/// Refuses a key maximum that no key can reach, because it would outweigh all later keys. The maximum is the last
+/// number of each head.
 fn maxima(layout: &StateLayout, greatest: &[f32], memory: &[u8]) -> Result<(), FormatError> {
     let head = layout.head.max(1);
     let maxima = numbers(memory).enumerate().skip(head - 1).step_by(head).zip(greatest);

@@ -1,4 +1,4 @@
-//! The description of a model, which its snapshot files must match.
+//! The description of a model that its snapshot files must match.
 
 use serde::{Deserialize, Serialize};
 use tidegate_model::StateLayout;
@@ -9,11 +9,11 @@ use crate::session::keys::Keys;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Fingerprint {
-    /// SHA-256 of the checkpoint's `config.json`, as 64 hexadecimal digits. The other two have the same form.
+    /// SHA-256 of the checkpoint's `config.json`, as 64 hexadecimal digits. The other two digests have the same form.
     pub architecture: String,
-    /// The digest of its `model.safetensors` or `model.gguf`, whichever is loaded.
+    /// The digest of the checkpoint's `model.safetensors` or `model.gguf`, whichever is loaded.
     pub weights: String,
-    /// The digest of its `tokenizer.json`, or of RWKV's vocabulary file.
+    /// The digest of the checkpoint's `tokenizer.json`, or of RWKV's vocabulary file.
     pub tokenizer: String,
 }
 
@@ -22,14 +22,14 @@ pub struct Fingerprint {
 pub struct Codec {
     /// The model.
     pub fingerprint: Fingerprint,
-    /// The sizes of its state.
+    /// The sizes of the model's state.
     pub layout: StateLayout,
-    /// The size of its vocabulary.
+    /// The size of the model's vocabulary.
     pub vocab_size: usize,
     /// Upper bounds of the key maxima that each head stores: (layers, heads), or empty if heads store none.
     pub greatest: Vec<f32>,
-    /// Tokens of the longest source, for translation models; otherwise 0.
+    /// Maximum number of tokens of a source, for translation models; otherwise 0.
     pub sources: usize,
-    /// If set, files are signed, and unsigned ones are refused.
+    /// If set, files are signed, and unsigned files are refused.
     pub keys: Option<Keys>,
 }

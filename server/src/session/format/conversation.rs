@@ -1,4 +1,4 @@
-//! What a file of version 2 has besides the snapshot: label, metadata, ancestors and text.
+//! What a version 2 file contains besides the snapshot: label, metadata, ancestors and text.
 
 use std::collections::BTreeMap;
 
@@ -13,23 +13,23 @@ use crate::session::index::{EncodedText, TextRow};
 use crate::session::snapshot::{History, Snapshot};
 use crate::session::text::{AddedMessage, AddedText, Content};
 
-/// Longest description, in bytes.
+/// Maximum size of the description in bytes.
 pub(super) const MAX_DESCRIPTION: usize = 256 << 10;
 
-/// Longest text, in bytes.
+/// Maximum size of the text in bytes.
 pub(super) const MAX_TEXT: usize = 16 << 20;
 
-/// Most messages of a text: a writer leaves a text with more out.
+/// Maximum number of messages of a text. A writer omits a text with more.
 const MAX_MESSAGES: u64 = 10_000;
 
-/// Most bytes of a message's further fields. They are parsed to be read back, and may take many times the memory then. A writer
-/// leaves a text with more out.
+/// Maximum bytes of a message's further fields. Reading them back parses them, which may take many times the memory. A
+/// writer omits a text that exceeds this.
 const MAX_MORE: usize = 1 << 20;
 
-/// Most characters of a label.
+/// Maximum number of characters of a label.
 const MAX_LABEL: usize = 256;
 
-/// The description in the file.
+/// The description, as it is in the file.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Description {
@@ -39,7 +39,7 @@ struct Description {
     lineage: Vec<Ancestor>,
 }
 
-/// The description and the text. A text that is too long is left out.
+/// Returns the description and the text. A text that is too long is omitted.
 pub(super) fn write(conversation: &Conversation) -> (Vec<u8>, Vec<u8>) {
     let Conversation { label, metadata, lineage, text } = conversation;
     let mut lineage = lineage.clone();
@@ -51,8 +51,8 @@ pub(super) fn write(conversation: &Conversation) -> (Vec<u8>, Vec<u8>) {
     (description, if text.len() > MAX_TEXT { Vec::new() } else { text })
 }
 
-/// Reads both parts, and checks that the text is what `snapshot` has read, which begins with a source of `source` tokens if
-/// that is not 0.
+/// Reads both parts, and checks that the text is what `snapshot` has read. If `source` is not 0, the text begins with a
+/// source of that many tokens.
 pub(super) fn read(
     (description, text): (&[u8], &[u8]),
     codec: &Codec,
@@ -102,14 +102,14 @@ fn checked_text(row: &[u8], codec: &Codec, snapshot: &Snapshot, source: usize) -
     Ok(text)
 }
 
-/// Reads the messages one after the other, because each may take one byte in the file and much more in memory.
+/// Reads the messages one by one, because each may take one byte in the file but much more in memory.
 fn checked_messages(row: &TextRow<'_>) -> Result<Vec<AddedMessage>, FormatError> {
     let refused = |reason: &'static str| FormatError::Text { reason };
     if row.messages > MAX_MESSAGES {
         return Err(refused("has more than 10,000 messages"));
     }
     let mut messages = Vec::new();
-    // Where the next range may begin, among the tokens and among their bytes.
+    // Where the next range may begin, in tokens and in bytes.
     let (mut next_token, mut next_byte) = (0, 0);
     for message in row.messages() {
         let message = message.map_err(|_| refused("has an unknown form"))?;
@@ -146,7 +146,7 @@ fn checked_messages(row: &TextRow<'_>) -> Result<Vec<AddedMessage>, FormatError>
     if messages.len() as u64 == row.messages { Ok(messages) } else { Err(refused("has fewer messages than it says")) }
 }
 
-/// Bytes of a message's further fields.
+/// Returns the bytes of a message's further fields.
 fn more_bytes(message: &AddedMessage) -> usize {
     message.more.as_ref().map_or(0, String::len)
 }

@@ -1,6 +1,6 @@
 //! Errors of snapshot files.
 
-/// Why a file is not a usable snapshot: the rule that is broken, with its limit.
+/// Why a file is not a usable snapshot: the rule that it breaks, with the limit.
 #[allow(missing_docs, reason = "the messages explain the variants and their fields")]
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FormatError {
@@ -80,7 +80,7 @@ pub enum FormatError {
     Sealed,
 }
 
-/// Text from the file for use in a message: shortened, and without control characters.
+/// Prepares text from the file for a message: shortened and without control characters.
 pub(super) fn shown(text: &str) -> String {
     text.chars().take(80).flat_map(char::escape_debug).collect()
 }

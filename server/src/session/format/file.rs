@@ -1,4 +1,4 @@
-//! Snapshots as the bytes of files; `docs/snapshot-format.md` describes every byte.
+//! Snapshots as files; `docs/snapshot-format.md` describes every byte.
 //!
 //! Files may come from anyone. A reader checks every claim before it allocates memory for the contents.
 
@@ -15,31 +15,31 @@ use crate::session::keys::{Keys, SEAL, SIGNATURE};
 use crate::session::snapshot::{MAX_PENDING, Snapshot};
 use crate::session::store::SnapshotCodec;
 
-/// The first bytes of a file. The last two reveal a transfer that changed line endings.
+/// The first bytes of a file. The last two reveal transfers that change line endings.
 const MAGIC: [u8; 8] = *b"TIDEGT\r\n";
 
-/// The version of a snapshot alone: objects of the store, and sealed states.
+/// The version of files with a snapshot alone: the store's objects, and sealed states.
 const VERSION: u32 = 1;
 
-/// The version of a snapshot with its conversation, and the newest that can be read.
+/// The version of files that also hold the conversation; also the newest version that can be read.
 const WITH_CONVERSATION: u32 = 2;
 
 /// Bytes before the header: magic, version, length of the header, length of the body.
 const PREFIX: usize = 24;
 
-/// Further bytes before the header in a file with a conversation: lengths of description and text.
+/// Further bytes before the header in a file with a conversation: lengths of the description and the text.
 const FURTHER: usize = 16;
 
 const DIGEST: usize = 32;
 
-/// Largest number of tokens or draws in an imported file: half of the largest number that a file may contain.
+/// Maximum number of tokens or draws in an imported file: half of the largest number that a file may contain.
 const MAX_IMPORTED: u64 = 1 << 52;
 
-/// Most bytes that a conversation adds to a file.
+/// Maximum bytes that a conversation adds to a file.
 const CONVERSATION: usize = FURTHER + MAX_DESCRIPTION + MAX_TEXT;
 
-/// Largest header, under 64 KiB. A byte of held text takes up to 6 bytes of JSON, a pending token up to 11, and the rest
-/// under 2 KiB.
+/// Maximum size of the header, under 64 KiB. A byte of held text takes up to 6 bytes of JSON, a pending token up to 11,
+/// and the rest under 2 KiB.
 const MAX_HEADER: usize = header::MAX_HELD_BYTES * 6 + MAX_PENDING * 11 + 2048;
 
 impl Codec {
@@ -51,7 +51,7 @@ impl Codec {
         self.write(snapshot, None)
     }
 
-    /// As [`Self::encode`], with the conversation. A text that is longer than a file may have is left out.
+    /// Like [`Self::encode`], but with the conversation. A text that is too long for a file is omitted.
     ///
     /// # Panics
     /// As [`Self::encode`].
@@ -105,7 +105,8 @@ impl Codec {
         Ok(file)
     }
 
-    /// As [`Self::decode`], for a file from outside: also refuses counts so large that continuing could exceed the limit.
+    /// Like [`Self::decode`], for a file from outside: also refuses counts so large that continuing could exceed the
+    /// limit.
     ///
     /// # Errors
     /// As [`Self::decode`].
@@ -132,24 +133,24 @@ impl Codec {
         Ok((snapshot, body))
     }
 
-    /// The same codec without keys, which neither writes nor requires signatures.
+    /// Returns the same codec without keys: it neither writes nor requires signatures.
     fn unsigned(&self) -> Self {
         Self { keys: None, ..self.clone() }
     }
 
-    /// An upper bound of the size of any file of this model with a conversation.
+    /// Returns an upper bound of the size of this model's files with a conversation.
     pub fn max_file_bytes(&self) -> usize {
         self.max_encoded_bytes() + CONVERSATION
     }
 
-    /// An upper bound of the size of any snapshot file of this model: a little more than the state's bytes.
+    /// Returns an upper bound of the size of this model's snapshot files: a little more than the state's bytes.
     pub fn max_encoded_bytes(&self) -> usize {
         let numbers = self.layout.numbers() * size_of::<f32>() + self.vocab_size * body::PAIR;
         PREFIX + MAX_HEADER + body::LENGTH + body::MAX_TENSOR_HEADER + numbers + DIGEST + SIGNATURE
     }
 
-    /// Seals a snapshot, so that a client can keep it but neither read nor change it. It can only be opened with the same
-    /// `context`, which is the owner's id.
+    /// Seals a snapshot, so that a client can keep it but neither read nor change it. It can only be opened with the
+    /// same `context`, the owner's id.
     ///
     /// # Errors
     /// [`FormatError::NoKey`] if the server has no secret.
@@ -161,7 +162,7 @@ impl Codec {
     /// Opens a snapshot that [`Self::seal`] made with the same keys and `context`.
     ///
     /// # Errors
-    /// [`FormatError`] says why it is refused. It does not distinguish changed data from data sealed by others.
+    /// [`FormatError`] says why the data is refused. It does not distinguish changed data from data sealed by others.
     pub fn open(&self, blob: &[u8], context: &[u8]) -> Result<Snapshot, FormatError> {
         let keys = self.keys.as_ref().ok_or(FormatError::NoKey)?;
         let max = self.max_sealed_bytes();
@@ -171,18 +172,18 @@ impl Codec {
         self.decode(&keys.open(blob, context).ok_or(FormatError::Sealed)?)
     }
 
-    /// An upper bound of the size of any sealed snapshot of this model.
+    /// Returns an upper bound of the size of this model's sealed snapshots.
     pub fn max_sealed_bytes(&self) -> usize {
         self.max_encoded_bytes() + SEAL
     }
 }
 
-/// Checks that a file of any model is whole: its lengths and its digest.
+/// Checks that a file, of any model, is whole: its lengths and its digest.
 pub(crate) fn check_digest(bytes: &[u8]) -> Result<(), FormatError> {
     File::split(bytes, usize::MAX)?.verify(None)
 }
 
-/// The store's own files are not signed, so that they outlive a change of the secret. Exported files are.
+/// The store's own files are not signed, so that they stay readable when the secret changes. Exported files are signed.
 impl SnapshotCodec for Codec {
     fn encode(&self, snapshot: &Snapshot) -> Vec<u8> {
         Self::encode(&self.unsigned(), snapshot)
@@ -211,7 +212,7 @@ impl SnapshotCodec for Codec {
 struct File<'a> {
     header: &'a [u8],
     body: &'a [u8],
-    /// Description and text.
+    /// The description and the text.
     conversation: Option<(&'a [u8], &'a [u8])>,
     /// Everything that the digest covers.
     digested: &'a [u8],
@@ -231,7 +232,7 @@ impl<'a> File<'a> {
         if m != MAGIC {
             return Err(FormatError::Magic);
         }
-        // Checked before the length, because a later version may have longer files.
+        // Check the version before the length, because later versions may have longer files.
         let version = u32::from_le_bytes([v0, v1, v2, v3]);
         let has_conversation = version == WITH_CONVERSATION;
         if version != VERSION && !has_conversation {
@@ -271,7 +272,7 @@ impl<'a> File<'a> {
         })
     }
 
-    /// Checks digest and signature, before anything else is read.
+    /// Checks the digest and the signature, before anything else is read.
     fn verify(&self, keys: Option<&Keys>) -> Result<(), FormatError> {
         if Sha256::digest(self.digested)[..] != *self.digest {
             return Err(FormatError::Digest);
@@ -288,7 +289,7 @@ impl<'a> File<'a> {
 /// The lengths of a file's description and text.
 type Lengths = Option<(u64, u64)>;
 
-/// Reads the lengths of description and text, and checks that each is within its limit.
+/// Reads the lengths of the description and the text, and checks that each is within its limit.
 fn lengths(rest: &[u8], found: usize) -> Result<(Lengths, &[u8]), FormatError> {
     let short = FormatError::TooShort { found, min: PREFIX + FURTHER + DIGEST };
     let (lengths, rest) = rest.split_first_chunk::<FURTHER>().ok_or(short)?;

@@ -16,11 +16,11 @@ const SIGNED: &str = "hmac-sha256";
 
 const DTYPE: &str = "f32";
 
-/// Largest number of tokens or draws. Every language represents JSON numbers up to here exactly, and adding one token
+/// Maximum number of tokens or draws. Every language represents JSON numbers up to here exactly, and adding one token
 /// never overflows.
 const MAX_COUNT: u64 = 1 << 53;
 
-/// Longest text that may be held back, in bytes: the longest stop string of the format, whatever a server allows.
+/// Maximum length of held-back text in bytes: the longest stop string of the format, whatever a server allows.
 pub(super) const MAX_HELD_BYTES: usize = 1024;
 
 #[derive(Serialize, Deserialize)]
@@ -33,7 +33,7 @@ pub(super) struct Header {
     pending: Vec<u32>,
     history: String,
     sampler: Sampler,
-    // The attribute makes the key mandatory, here and below: by default a missing key would count as null.
+    // This attribute makes the key mandatory, here and below: by default, a missing key would count as null.
     #[serde(deserialize_with = "Option::deserialize")]
     answer: Option<AnswerFields>,
     #[serde(deserialize_with = "Option::deserialize")]
@@ -48,7 +48,7 @@ struct Layout {
     head: usize,
     taps: usize,
     channels: usize,
-    /// Only present for models that read a source, so that other models' files stay unchanged.
+    /// Only present for models that read a source, so that the files of other models stay unchanged.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "given")]
     cross: Option<NonZeroUsize>,
 }
@@ -68,7 +68,7 @@ struct AnswerFields {
     bytes: String,
 }
 
-/// The header of `snapshot`, padded with spaces to a multiple of 8 bytes so that the body is aligned.
+/// Returns the header of `snapshot`, padded with spaces to a multiple of 8 bytes so that the body is aligned.
 pub(super) fn write(codec: &Codec, snapshot: &Snapshot) -> Vec<u8> {
     let StateLayout { layers, heads, head, taps, channels, cross } = codec.layout;
     let header = Header {
@@ -96,7 +96,7 @@ impl Header {
         serde_json::from_slice(bytes).map_err(|error| FormatError::Header(shown(&error.to_string())))
     }
 
-    /// The snapshot without its tensors, after checking that the header matches the model.
+    /// Returns the snapshot without its tensors, after checking that the header matches the model.
     pub(super) fn check(self, codec: &Codec, signed: bool) -> Result<Snapshot, FormatError> {
         self.check_model(codec)?;
         if self.signed.as_deref() != signed.then_some(SIGNED) {
@@ -156,7 +156,7 @@ impl Header {
     }
 }
 
-/// A non-zero number. Null and zero are refused, although both could mean absence.
+/// Deserializes a non-zero number. Refuses null and zero, although both could mean absence.
 fn given<'de, D: Deserializer<'de>>(from: D) -> Result<Option<NonZeroUsize>, D::Error> {
     NonZeroUsize::deserialize(from).map(Some)
 }
@@ -185,7 +185,7 @@ fn checked_answer(fields: AnswerFields) -> Result<Answer, FormatError> {
     }
 }
 
-/// Whether `bytes` are the beginning of a single incomplete character; they are at most 3 then.
+/// Returns whether `bytes` are the beginning of a single incomplete character; if so, they are at most 3.
 fn begins_a_character(bytes: &[u8]) -> bool {
     bytes.is_empty()
         || std::str::from_utf8(bytes).is_err_and(|error| error.valid_up_to() == 0 && error.error_len().is_none())

@@ -1,5 +1,5 @@
-//! Which versions a session keeps and lists: those of its turns, those that it adopts from elsewhere, and the ones that
-//! tags name.
+//! Decides which versions a session keeps and lists: those of its turns, those that it adopts from elsewhere, and those
+//! that tags name.
 
 use std::collections::HashSet;
 
@@ -21,7 +21,7 @@ pub(crate) fn push_head<T: Transaction>(
     release_beyond(rows, id, row, bounds)
 }
 
-/// Makes an existing version of the same owner the session's head, even one that the session does not list. Those of its
+/// Makes an existing version of the same owner the session's head; the session need not list it yet. The version's
 /// ancestors that the session does not list yet are listed as well, and the newest of them are kept if anything still
 /// keeps them.
 pub(super) fn adopt<T: Transaction>(
@@ -48,7 +48,7 @@ pub(super) fn adopt<T: Transaction>(
     release_beyond(rows, id, row, bounds)
 }
 
-/// Lists a version's ancestors up to the first that the session lists already.
+/// Adds a version's ancestors to the session's list, up to the first that the session already lists.
 fn adopt_ancestors<T: Transaction>(
     rows: &mut T,
     id: &str,
@@ -63,7 +63,7 @@ fn adopt_ancestors<T: Transaction>(
     while let Some(ancestor) = next.filter(|ancestor| ancestors.len() < most && !listed.contains(ancestor))
         && let Some(found) = rows.find_version(&ancestor)?.filter(|found| found.owner == row.owner)
     {
-        // One of the snapshots is the head's.
+        // One of the kept snapshots is the head's.
         let kept = found.kept_by > 0 && ancestors.len() + 1 < bounds.keep;
         ancestors.push((ancestor, kept));
         next = found.parent;
@@ -89,9 +89,9 @@ fn append<T: Transaction>(
     Ok(())
 }
 
-/// Releases the oldest snapshots beyond the bound, but not the head's and not those of tagged versions, which do not
-/// count either. That of the version before the head is the last to go, even if it is old because the session was rewound to
-/// it: the last turn can be undone, and its stream computed again.
+/// Releases the oldest snapshots beyond the bound, except the head's and those of tagged versions, which do not count
+/// toward the bound. The snapshot of the head's parent is released last, even if it is old because the session was
+/// rewound to it: so the last turn can be undone, and its stream computed again.
 fn release_beyond<T: Transaction>(
     rows: &mut T,
     id: &str,
@@ -100,14 +100,14 @@ fn release_beyond<T: Transaction>(
 ) -> Result<(), T::Error> {
     let (beyond, tagged) = (row.kept.saturating_sub(bounds.keep as u64) as usize, row.tagged_versions());
     if beyond > 0 {
-        // Tagged versions must be counted, and so all versions are read if there are any. The head and the
-        // version before it may be old ones.
+        // If there are tagged versions, they must be counted, so all versions are read. The head and its parent may be
+        // old.
         let limit = if tagged.is_empty() { beyond + 2 } else { usize::MAX };
         let mut releasable = rows.oldest(id, true, limit)?;
         releasable.retain(|(_, version)| *version != row.head && !tagged.contains(&**version));
         let before = rows.require_version(&row.head)?.parent;
         releasable.sort_by_key(|(_, version)| before.as_ref() == Some(version));
-        // The head counts, tagged or not.
+        // The head counts toward the bound, tagged or not.
         let most = if tagged.is_empty() { beyond } else { (releasable.len() + 1).saturating_sub(bounds.keep) };
         for (position, _) in releasable.into_iter().take(most) {
             drop_version(rows, id, row, position, bounds.lineage)?;

@@ -1,4 +1,4 @@
-//! How much space is used and reserved, in memory. Every decision about space is made here.
+//! Accounting of used and reserved space, in memory. Every decision about space is made here.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ops::Bound;
@@ -8,19 +8,19 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::session::error::StoreError;
 use crate::session::id::Owner;
 
-/// Limits, in bytes of objects.
+/// Limits, in bytes of objects, texts and receipts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     pub(crate) disk: u64,
     pub(crate) owner: u64,
 }
 
-/// What the index contains.
+/// Totals of what the index contains.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Totals {
     /// Bytes of objects that something points to.
     pub(crate) live: u64,
-    /// Bytes of objects that nothing points to and that are not removed yet.
+    /// Bytes of garbage: objects that nothing points to and that are not removed yet.
     pub(crate) garbage: u64,
     pub(crate) sessions: u64,
     pub(crate) versions: u64,
@@ -30,18 +30,18 @@ pub(crate) struct Totals {
     pub(crate) texts: u64,
     /// Bytes of each owner's versions, receipts and texts.
     pub(crate) owners: HashMap<Owner, u64>,
-    /// The owners that have anything in the order of eviction.
+    /// The owners that have anything that may be evicted.
     pub(crate) evictable: HashSet<Owner>,
 }
 
 impl Totals {
-    /// The number of owners that store more than `limit`.
+    /// Returns the number of owners that store more than `limit`.
     pub(crate) fn above(&self, limit: u64) -> usize {
         self.owners.values().filter(|bytes| **bytes > limit).count()
     }
 }
 
-/// The difference that a transaction makes to [`Totals`].
+/// The change that a transaction makes to [`Totals`].
 #[derive(Debug, Default)]
 pub(crate) struct Change {
     pub(crate) live: i64,
@@ -51,9 +51,9 @@ pub(crate) struct Change {
     pub(crate) receipts: i64,
     pub(crate) texts: i64,
     pub(crate) owners: HashMap<Owner, i64>,
-    /// Whether an owner has anything in the order of eviction, for those that the transaction may have changed.
+    /// Whether an owner has anything that may be evicted, for the owners that the transaction may have affected.
     pub(crate) evictable: HashMap<Owner, bool>,
-    /// Reservations for versions that are part of the totals from now on.
+    /// Reservations for versions that the totals include from now on.
     pub(crate) fulfilled: Vec<Arc<Reservation>>,
 }
 
@@ -65,23 +65,23 @@ struct State {
     totals: Totals,
     reserved: u64,
     by_owner: HashMap<Owner, u64>,
-    /// What each owner uses, in this order, for the owners that versions can be evicted of. With it, finding the one that
-    /// uses most takes no time that grows with the owners or their sessions.
+    /// The owners with anything to evict, ordered by the bytes that they use. With it, the time to find the owner that
+    /// uses most does not grow linearly with the number of owners or sessions.
     ranked: BTreeSet<(u64, Owner)>,
 }
 
 /// The owners whose versions may be evicted.
 #[derive(Clone, Debug)]
 pub(crate) struct Victims {
-    /// The owner that needs space, and what it would use with it. It may lose whatever it has.
+    /// The owner that needs space, and what it would use with that space. It may lose any of its evictable versions.
     pub(crate) writer: (u64, Owner),
-    /// The bytes of the disk that each owner may use whatever the others do. The others lose only what they use beyond it.
+    /// The bytes that each owner may use whatever the others do. Other owners lose only what they use beyond it.
     share: u64,
-    /// `None`: only the writer.
+    /// All owners; `None` if only the writer may lose versions.
     others: Option<Capacity>,
 }
 
-/// Space for an object that is being written. Dropping it releases the space.
+/// Space reserved for an object, text or receipt that is not stored yet. Dropping it releases the space.
 #[derive(Debug)]
 pub(crate) struct Reservation {
     capacity: Capacity,
@@ -97,7 +97,7 @@ pub(crate) enum Shortfall {
 }
 
 impl Shortfall {
-    /// The refusal of a request for lack of space.
+    /// Returns the error that refuses a request for lack of space.
     pub(crate) fn refusal(self, limits: Limits) -> StoreError {
         match self {
             Self::Owner { found, .. } => {
@@ -124,25 +124,25 @@ impl Capacity {
         Ok(Reservation { capacity: self.clone(), owner, bytes: AtomicU64::new(bytes) })
     }
 
-    /// Whether `bytes` more could be reserved now.
+    /// Checks whether `bytes` more could be reserved now.
     pub(crate) fn fits(&self, owner: Owner, bytes: u64, limits: Limits) -> Result<(), Shortfall> {
         self.lock().fits(owner, bytes, limits)
     }
 
-    /// The owners to evict from if `missing` bytes must be freed because `writer` needs `needed` bytes that it has not
-    /// reserved.
+    /// Returns the owners to evict from if `missing` bytes must be freed because `writer` needs `needed` bytes that it
+    /// has not reserved.
     pub(crate) fn victims(&self, writer: Owner, needed: u64, missing: u64) -> Victims {
         let state = self.lock();
         let used = state.used(writer);
         let owners = state.owners() + usize::from(used == 0);
         let Totals { live, receipts, texts, .. } = &state.totals;
         let total = [*receipts, *texts, state.reserved, needed].into_iter().fold(*live, u64::saturating_add);
-        // What does not fit is `missing`, so the rest is the disk, which may be smaller than its budget.
+        // `missing` is what does not fit, so the rest is the usable disk, which may be smaller than its budget.
         let share = total.saturating_sub(missing) / owners as u64;
         Victims { writer: (used.saturating_add(needed), writer), share, others: Some(self.clone()) }
     }
 
-    /// Adds what a committed transaction changed.
+    /// Applies the changes of a committed transaction.
     pub(crate) fn apply(&self, mut change: Change) {
         let fulfilled = std::mem::take(&mut change.fulfilled);
         let mut state = self.lock();
@@ -172,7 +172,7 @@ impl Capacity {
                 let _ = if evictable { owners.insert(owner) } else { owners.remove(&owner) };
             });
         }
-        // Under the same lock as the totals, so that no byte is counted twice or missed.
+        // Done under the same lock as the totals, so that no byte is counted twice or missed.
         for reservation in fulfilled {
             state.release(reservation.owner, reservation.bytes.swap(0, Ordering::SeqCst));
         }
@@ -195,7 +195,7 @@ impl Capacity {
         read(&self.lock().totals)
     }
 
-    /// What all owners have reserved.
+    /// Returns the bytes that all owners have reserved.
     #[cfg(test)]
     pub(crate) fn reserved(&self) -> u64 {
         let state = self.lock();
@@ -203,7 +203,7 @@ impl Capacity {
         state.reserved
     }
 
-    /// The order of the owners by what they use.
+    /// Returns the evictable owners, ordered by the bytes that they use.
     #[cfg(test)]
     pub(crate) fn ranked(&self) -> Vec<(u64, Owner)> {
         self.lock().ranked.iter().copied().collect()
@@ -228,19 +228,19 @@ impl State {
         Ok(())
     }
 
-    /// What an owner has stored and reserved.
+    /// Returns the bytes that an owner has stored and reserved.
     fn used(&self, owner: Owner) -> u64 {
         let of = |map: &HashMap<Owner, u64>| map.get(&owner).copied().unwrap_or(0);
         of(&self.totals.owners).saturating_add(of(&self.by_owner))
     }
 
-    /// The number of owners that have stored or reserved anything.
+    /// Returns the number of owners that have stored or reserved anything.
     fn owners(&self) -> usize {
         let stored = &self.totals.owners;
         stored.len() + self.by_owner.keys().filter(|owner| !stored.contains_key(owner)).count()
     }
 
-    /// Changes what an owner uses, and moves it to its new place in the order.
+    /// Changes what an owner uses, and updates its place in the order.
     fn update(&mut self, owner: Owner, change: impl FnOnce(&mut Self)) {
         self.ranked.remove(&(self.used(owner), owner));
         change(self);
@@ -263,18 +263,18 @@ impl State {
 }
 
 impl Victims {
-    /// One owner alone, which loses whatever is needed.
+    /// Only one owner, which loses whatever is needed.
     pub(crate) fn only(owner: Owner) -> Self {
         Self { writer: (0, owner), share: 0, others: None }
     }
 
-    /// Whether an owner that uses as much may lose something.
+    /// Returns whether an owner that uses this many bytes may lose versions.
     pub(crate) fn may_lose(&self, (used, owner): (u64, Owner)) -> bool {
         owner == self.writer.1 || used > self.share
     }
 
-    /// Of the owners that may lose something, without the writer, the one that uses most; after the one that uses
-    /// `after`.
+    /// Returns the next owner that may lose versions, in descending order of bytes used, after `after`; the writer is
+    /// left out.
     pub(crate) fn next(&self, after: Option<(u64, Owner)>) -> Option<(u64, Owner)> {
         let state = self.others.as_ref()?.lock();
         let below = state.ranked.range((Bound::Unbounded, after.map_or(Bound::Unbounded, Bound::Excluded)));
@@ -284,7 +284,7 @@ impl Victims {
 }
 
 impl Reservation {
-    /// Releases what exceeds `bytes`.
+    /// Shrinks the reservation to `bytes`, and releases the rest.
     pub(crate) fn shrink(&self, bytes: u64) {
         let had = self.bytes.fetch_min(bytes, Ordering::SeqCst);
         if had > bytes {

@@ -1,32 +1,32 @@
-//! What a client may change of a session that exists, and what that does to the session's row.
+//! Edits: what a client may change in an existing session, and how an edit changes the session's row.
 
 use super::rows::{Listed, SessionRow};
 use crate::session::error::StoreError;
 use crate::session::patch::Patch;
 use crate::session::tag::{TagName, VersionRef};
 
-/// Most tags of a session: few in the tests of the index, so that they reach it.
+/// Maximum number of tags of a session. Small in tests, so that tests of the index reach it.
 pub(crate) const MAX_TAGS: usize = if cfg!(test) { 2 } else { 100 };
 
 /// A change that a client may make to a session.
 #[derive(Clone, Debug)]
 pub(crate) enum Edit {
-    /// Its metadata, its time to live, and the label of its head.
+    /// Changes the session's metadata, its time to live, and the label of its head.
     Patch(Patch),
-    /// Gives a version that it keeps a tag, or moves the tag to it; by default its head.
+    /// Tags a version that the session keeps, or moves the tag to it; by default the head.
     Tag(TagName, Option<VersionRef>),
     /// Removes a tag.
     Untag(TagName),
-    /// Changes the label of a version that it lists.
+    /// Changes the label of a version that the session lists.
     Label(VersionRef, Option<String>),
 }
 
-/// What an [`Edit`] changes beside the session's row.
+/// What an [`Edit`] is about and what it changes besides the session's row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Edits {
-    /// The version that the edit is about. The session must list it; if the version gets a tag, the session must keep it.
+    /// The version that the edit is about. The session must list it, and must keep it if the version gets a tag.
     pub(crate) version: String,
-    /// Whether it gets a tag.
+    /// Whether the version gets a tag.
     tags: bool,
     /// The version's new label, if that changes.
     #[expect(clippy::option_option, reason = "`Patch` says it in the same way")]
@@ -34,7 +34,7 @@ pub(crate) struct Edits {
 }
 
 impl Edit {
-    /// Changes a session's row, and says what else the edit changes.
+    /// Changes a session's row, and returns what else the edit changes.
     pub(crate) fn apply(&self, row: &mut SessionRow, now: u64) -> Result<Edits, StoreError> {
         row.touch(now);
         let about = |version: &str, label| Edits { version: version.to_owned(), tags: false, label };
@@ -64,13 +64,14 @@ impl Edit {
 }
 
 impl Edits {
-    /// Checks the version, given whether the session keeps it (`None`: it does not list it), and returns that.
+    /// Checks the version. `kept` says whether the session keeps it, or is `None` if the session does not list it;
+    /// returns the flag.
     pub(crate) fn check(&self, kept: Option<bool>) -> Result<bool, StoreError> {
         kept.filter(|kept| *kept || !self.tags).ok_or(StoreError::VERSION)
     }
 }
 
-/// The result of an [`Edit`]: the session, and the version that the edit is about; of a removed tag, the session's head.
+/// The result of an [`Edit`]: the session, and the version that the edit is about. For a removed tag, that is the head.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Edited {
     pub(crate) session: SessionRow,

@@ -1,4 +1,4 @@
-//! What a transaction does to sessions: creating, forking, changing and removing them, and ending turns.
+//! The operations of a transaction on sessions: creating, forking, changing and removing them, and committing turns.
 //!
 //! Several requests may share a transaction, so each function checks everything before it changes anything.
 
@@ -25,7 +25,7 @@ pub(crate) fn check_create<T: Transaction>(
     Ok(old)
 }
 
-/// The receipt of a request that is about to create sessions. Refused if the key has one.
+/// Returns the receipt of a request that is about to create sessions. Refuses if the key already has one.
 fn answer<T: Transaction>(
     rows: &T,
     owner: Owner,
@@ -54,7 +54,7 @@ pub(crate) fn create<T: Transaction>(rows: &mut T, create: &Create) -> Result<He
         rows.add_new(version)?;
     }
     rows.point(&row.head, 1, 1)?;
-    // After the new one points to its version, which the old one may be the only one to keep.
+    // This comes after the new session points to its version: the old session may be the only one that keeps it.
     if let Some(old) = &old {
         rows.remove_session(id.as_str(), old)?;
     }
@@ -66,8 +66,9 @@ pub(crate) fn create<T: Transaction>(rows: &mut T, create: &Create) -> Result<He
     Ok((row, head))
 }
 
-/// A version that the session keeps and its ancestors, as far as the session lists them, oldest first, for `n` forks that
-/// start from it. The flag says whether the session keeps the snapshot. Refuses forks that the owner may not create.
+/// Returns a version that the session keeps and its ancestors, as far back as the session lists them, oldest first, for
+/// `n` forks that start from it. The flag says whether the session keeps the snapshot. Refuses forks that the owner may
+/// not create.
 pub(crate) fn check_fork<T: Transaction>(
     rows: &T,
     owner: Owner,
@@ -98,7 +99,7 @@ pub(crate) fn check_fork<T: Transaction>(
     Ok(ancestry)
 }
 
-/// Adds sessions with these versions, of which the last is their head.
+/// Adds sessions with these versions; the last version is their head.
 fn add_forks<'i, T: Transaction>(
     rows: &mut T,
     ids: impl ExactSizeIterator<Item = &'i SessionId>,
@@ -156,7 +157,7 @@ pub(crate) fn delete<T: Transaction>(rows: &mut T, owner: Owner, id: &str) -> Re
     rows.remove_session(id, &row)
 }
 
-/// The owner's session, if this is its head.
+/// Returns the owner's session, if `expected` is its head.
 fn session_at<T: Transaction>(
     rows: &T,
     owner: Owner,
@@ -193,7 +194,7 @@ pub(crate) fn commit<T: Transaction>(rows: &mut T, commit: &Commit) -> Result<He
     Ok((row, version.row.clone()))
 }
 
-/// Creates the forks that a turn leaves beside its session, whose row before the turn is `row`.
+/// Creates the forks that a turn leaves beside its session. `row` is the session's row before the turn.
 fn add_turn_forks<T: Transaction>(rows: &mut T, commit: &Commit, row: &SessionRow) -> Result<(), T::Error> {
     let Commit { owner, session, expected, forks, max_sessions, bounds, now, .. } = commit;
     if forks.is_empty() {

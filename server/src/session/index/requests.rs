@@ -1,4 +1,4 @@
-//! What the store asks an index to change.
+//! The changes that the store requests from an index.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,56 +10,58 @@ use crate::session::error::StoreError;
 use crate::session::id::{Owner, ResponseId, SessionId, VersionId};
 use crate::session::patch::Metadata;
 
-/// Most versions that moving a session's head to one adds to the session, because other requests wait for the transaction. Few
-/// in the tests of the index, so that they reach it, as for [`MAX_FORK_ROWS`].
+/// Maximum number of ancestors that a session adopts when its head moves to another version. It is bounded because
+/// other requests wait for the transaction. Small in tests, like [`MAX_FORK_ROWS`], so that tests of the index reach
+/// it.
 pub(crate) const MAX_ADOPTED: usize = if cfg!(test) { 2 } else { 10_000 };
 
-/// Most rows that one fork request may write, because other requests wait for its transaction.
+/// Maximum number of rows that one fork request may write, because other requests wait for its transaction.
 pub(crate) const MAX_FORK_ROWS: usize = if cfg!(test) { 6 } else { 20_000 };
 
 /// How many versions a session keeps and lists.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bounds {
-    /// Snapshots, including the head's and excluding those of tagged versions.
+    /// Number of kept snapshots, including the head's and excluding those of tagged versions.
     pub(crate) keep: usize,
-    /// Versions whose snapshots are gone.
+    /// Number of listed versions whose snapshots are gone.
     pub(crate) lineage: usize,
 }
 
 impl Bounds {
-    /// Most ancestors that a session adopts with a version.
+    /// Returns the maximum number of ancestors that a session adopts with a version.
     pub(crate) fn most_adopted(self) -> usize {
         self.keep.saturating_add(self.lineage).min(MAX_ADOPTED)
     }
 }
 
-/// A version to add. Its object is written.
+/// A version to add. Its object has already been written.
 #[derive(Clone, Debug)]
 pub(crate) struct NewVersion {
     pub(crate) id: VersionId,
     pub(crate) row: VersionRow,
-    /// What it adds to the text of its parent, if that is kept. The row has the parent.
+    /// The text that it adds to its parent's text, if texts are kept. The row names the parent.
     pub(crate) text: Option<EncodedText>,
-    /// Space for the object and the text, which counts as used from the transaction on.
+    /// Space reserved for the object and the text. It counts as used from this transaction on.
     pub(crate) reserved: Vec<Arc<Reservation>>,
 }
 
-/// The answer to a request, in case the same request comes again.
+/// The answer to a request, stored so that a retry of the request gets the same answer.
 ///
-/// The request is refused with [`StoreError::Answered`], and changes nothing, if the key has a receipt already that has not
-/// expired: the same request has ended meanwhile, perhaps on another server. [`Index::put_receipt`](super::Index::put_receipt)
-/// alone replaces such a receipt.
+/// The request is refused with [`StoreError::Answered`], and changes nothing, if the key already has an unexpired
+/// receipt: the same request has been completed in the meantime, perhaps on another server. Only
+/// [`Index::put_receipt`](super::Index::put_receipt) replaces such a receipt.
 #[derive(Clone, Debug)]
 pub(crate) struct NewReceipt<A> {
     pub(crate) key: String,
-    /// When the request is made. An earlier receipt whose end is later has not expired.
+    /// The time of the request. An earlier receipt that ends later than this has not expired.
     pub(crate) now: u64,
     pub(crate) ends: u64,
     pub(crate) answer: A,
 }
 
-/// Makes the answer from the sessions that a request creates and their head. An index calls it before it changes anything,
-/// because a request whose answer cannot be made must create no session. The numbers and counts of the rows are not known then.
+/// Makes the answer from the sessions that a request creates and from their head. The index calls it before it changes
+/// anything, because a request whose answer cannot be made must create no session. So the numbers and counts in the
+/// rows are not known yet.
 #[derive(Clone)]
 pub(crate) struct Answer(pub(crate) Arc<AnswerOf>);
 
@@ -71,10 +73,10 @@ impl fmt::Debug for Answer {
     }
 }
 
-/// Bytes of the index for a receipt, in addition to its key and answer.
+/// Bytes that a receipt takes in the index, in addition to its key and answer.
 const RECEIPT_ROW: usize = 256;
 
-/// What a receipt counts towards the budgets: its key and answer, and what the index needs beside them.
+/// Returns what a receipt counts toward the budgets: its key, its answer, and the overhead in the index.
 pub(crate) fn receipt_bytes(key: &str, answer: &[u8]) -> u64 {
     (key.len() + answer.len() + RECEIPT_ROW) as u64
 }
@@ -83,22 +85,22 @@ pub(crate) fn receipt_bytes(key: &str, answer: &[u8]) -> u64 {
 #[derive(Clone, Debug)]
 pub(crate) struct Create {
     pub(crate) id: SessionId,
-    /// It names the head. The index counts the versions.
+    /// The session's row, which names the head. The index fills in the counts.
     pub(crate) row: SessionRow,
-    /// The head, if it is new. Otherwise it is a version of the same owner whose snapshot is kept.
+    /// The head, if it is new. `None` if the head is an existing version of the same owner whose snapshot is kept.
     pub(crate) version: Option<NewVersion>,
-    /// Whether to replace the session that has the id, if there is one. Otherwise the id is new.
+    /// Whether to replace the session with this id, if there is one. Otherwise the id must be new.
     pub(crate) replace: bool,
     pub(crate) max_sessions: usize,
     pub(crate) receipt: Option<NewReceipt<Answer>>,
 }
 
-/// Ends a turn.
+/// Commits a turn.
 #[derive(Clone, Debug)]
 pub(crate) struct Commit {
     pub(crate) owner: Owner,
     pub(crate) session: SessionId,
-    /// The head from which the turn has started. If the head is another one by now, the commit is refused.
+    /// The head from which the turn started. If the session's head differs by now, the commit is refused.
     pub(crate) expected: VersionId,
     pub(crate) version: NewVersion,
     /// Sessions that start as forks from the expected version, each with a version of its own.
@@ -114,7 +116,7 @@ pub(crate) struct Commit {
 pub(crate) struct Rewind {
     pub(crate) owner: Owner,
     pub(crate) session: SessionId,
-    /// If the head is another one by now, the request is refused.
+    /// The expected head. If the session's head differs by now, the request is refused.
     pub(crate) expected: VersionId,
     pub(crate) to: VersionId,
     pub(crate) bounds: Bounds,
@@ -126,13 +128,13 @@ pub(crate) struct Rewind {
 pub(crate) struct Fork {
     pub(crate) owner: Owner,
     pub(crate) session: SessionId,
-    /// The head by default.
+    /// The version to fork from; the head by default.
     pub(crate) from: Option<VersionId>,
     /// The ids of the forks.
     pub(crate) ids: Vec<SessionId>,
-    /// The client's notes, if they are not those on the session.
+    /// The client's metadata, if it differs from the session's.
     pub(crate) metadata: Option<Metadata>,
-    /// Seconds after their last use when they expire; by default as for the session.
+    /// Time to live in seconds; by default the session's.
     pub(crate) ttl: Option<u64>,
     pub(crate) max_sessions: usize,
     pub(crate) now: u64,
@@ -150,7 +152,7 @@ pub(crate) struct Forks {
 #[derive(Clone, Debug)]
 pub(crate) struct NewResponse {
     pub(crate) id: ResponseId,
-    /// It names the version.
+    /// The response's row, which names the version.
     pub(crate) row: ResponseRow,
     pub(crate) version: NewVersion,
     pub(crate) receipt: Option<NewReceipt<Vec<u8>>>,
@@ -162,6 +164,6 @@ pub(crate) struct NewResponse {
 pub(crate) struct NewStream {
     pub(crate) id: String,
     pub(crate) row: StreamRow,
-    /// When it may be removed, in unix milliseconds.
+    /// When the stream may be removed, in unix milliseconds.
     pub(crate) ends: u64,
 }

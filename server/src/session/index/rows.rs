@@ -1,4 +1,4 @@
-//! What an index says about sessions, versions and responses. The names of fields are part of the file format.
+//! The rows of an index: sessions, versions and responses. Field names are part of the file format.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -9,7 +9,7 @@ use crate::session::error::StoreError;
 use crate::session::id::Owner;
 use crate::session::tag::{TagName, VersionRef};
 
-/// A session. Ids are plain text here, because they were checked on arrival.
+/// A session. Ids are plain text here, because they were validated on arrival.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SessionRow {
     pub(crate) owner: Owner,
@@ -19,31 +19,31 @@ pub(crate) struct SessionRow {
     pub(crate) created: u64,
     /// Unix seconds.
     pub(crate) updated: u64,
-    /// Last use, unix milliseconds.
+    /// Last use in unix milliseconds.
     pub(crate) used: u64,
-    /// Seconds after its last use when it expires.
+    /// Time to live: seconds from the last use to expiry.
     pub(crate) ttl: Option<u64>,
     pub(crate) head: String,
     pub(crate) metadata: BTreeMap<String, String>,
     pub(crate) forked_from: Option<(String, String)>,
-    /// Position of its next version.
+    /// Position of the session's next version.
     pub(crate) next: u64,
-    /// Number of versions whose snapshots it keeps, including its head.
+    /// Number of versions whose snapshots the session keeps, including the head.
     pub(crate) kept: u64,
-    /// Number of versions whose snapshots are gone, but which it still lists.
+    /// Number of versions that the session still lists although their snapshots are gone.
     pub(crate) known: u64,
-    /// The client's names for versions that it lists.
+    /// The session's tags: the client's names for versions that the session lists.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) tags: BTreeMap<String, String>,
 }
 
 impl SessionRow {
-    /// Expiry in unix milliseconds, given that the session was last used at `used` or later.
+    /// Returns the expiry in unix milliseconds, given that the session was last used at `used` or later.
     pub(crate) fn ends(&self, used: u64) -> Option<u64> {
         self.ttl.map(|ttl| self.used.max(used).saturating_add(ttl.saturating_mul(1000)))
     }
 
-    /// A new session. The index fills in the counts.
+    /// Creates the row of a new session. The index fills in the counts.
     pub(crate) fn new(owner: Owner, head: &str, ttl: Option<u64>, now: u64) -> Self {
         Self {
             owner,
@@ -62,14 +62,14 @@ impl SessionRow {
         }
     }
 
-    /// Records a change, which is also a use.
+    /// Records a change, which also counts as a use.
     pub(crate) fn touch(&mut self, now: u64) {
         self.used = self.used.max(now);
         // Another server's clock may be ahead of this one's.
         self.updated = self.updated.max(now / 1000);
     }
 
-    /// The version that is meant in this session; the head by default.
+    /// Resolves a version reference in this session; by default the head.
     pub(crate) fn resolve<'v>(&'v self, version: Option<&'v VersionRef>) -> Result<&'v str, StoreError> {
         match version {
             None => Ok(&self.head),
@@ -78,17 +78,17 @@ impl SessionRow {
         }
     }
 
-    /// The version that a tag names.
+    /// Returns the version that a tag names.
     pub(crate) fn tagged(&self, name: &TagName) -> Result<&str, StoreError> {
         self.tags.get(name.as_str()).map(String::as_str).ok_or(StoreError::TAG)
     }
 
-    /// The names of a version's tags.
+    /// Returns the names of a version's tags.
     pub(crate) fn tags_of(&self, version: &str) -> Vec<String> {
         self.tags.iter().filter(|(_, tagged)| *tagged == version).map(|(name, _)| name.clone()).collect()
     }
 
-    /// The versions that have tags.
+    /// Returns the versions that have tags.
     pub(crate) fn tagged_versions(&self) -> HashSet<&str> {
         self.tags.values().map(String::as_str).collect()
     }
@@ -106,18 +106,18 @@ pub(crate) struct VersionRow {
     pub(crate) kind: String,
     pub(crate) prompt_tokens: u64,
     pub(crate) completion_tokens: u64,
-    /// Size of its object; an empty version has none.
+    /// Size of the version's object in bytes; 0 for an empty version, which has none.
     pub(crate) bytes: u64,
-    /// The sampler's seed, for an empty version.
+    /// The sampler's seed, if the version is empty.
     pub(crate) seed: Option<u64>,
-    /// Number of sessions and responses that keep its object.
+    /// Number of sessions and responses that keep the version's object.
     pub(crate) kept_by: u64,
-    /// Number of sessions and responses that list this version, including those that keep its object.
+    /// Number of sessions and responses that list the version, including those that keep its object.
     pub(crate) known_by: u64,
-    /// The versions from which it was made, oldest first, if it comes from a file.
+    /// The versions from which it was created, oldest first, if it comes from a file.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) origin: Vec<Ancestor>,
-    /// The session that made it; `None` for a response, and if an earlier version of the server made it.
+    /// The session that created it; `None` for a response, and if an earlier version of the server created it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) session: Option<String>,
 }
@@ -138,7 +138,7 @@ pub(crate) type Head = (SessionRow, VersionRow);
 pub(crate) struct Listed {
     pub(crate) id: String,
     pub(crate) row: VersionRow,
-    /// Whether the session keeps its snapshot.
+    /// Whether the session keeps the version's snapshot.
     pub(crate) kept: bool,
 }
 
@@ -156,6 +156,6 @@ pub(crate) struct ResponseRow {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct StreamRow {
     pub(crate) owner: Owner,
-    /// What the request was. The index does not look into it.
+    /// The record of the request, which is opaque to the index.
     pub(crate) record: Vec<u8>,
 }

@@ -1,17 +1,18 @@
-//! The bytes of a row of texts. It begins with a byte for its version. Numbers are LEB128, which takes two bytes for a token
-//! of a vocabulary of up to 16,384, and three for one of up to two million.
+//! The byte format of a text row. It begins with a format version byte. Numbers are LEB128: a token takes up to two
+//! bytes with a vocabulary of up to 16,384, and up to three with one of up to two million.
 //!
-//! Head: tokens kept of the parent's text, number of added tokens, messages at the end of the text, length of the parent's
-//! id, the id, bytes of the tokens. Then the tokens. Then the messages until the end of the row, each as a byte of flags
-//! (role, bit 3: it continues the message before; bits 4 and 5: the kind of content; bit 6: it has further fields), the
-//! content (two numbers, or length and bytes), and length and bytes of the further fields.
+//! Head: number of tokens kept from the parent's text, number of added tokens, number of messages at the end of the
+//! text, length of the parent's id, the id, number of bytes of the tokens. Then the tokens. Then the messages until the
+//! end of the row, each as a byte of flags (role; bit 3: it continues the previous message; bits 4 and 5: the kind of
+//! content; bit 6: it has further fields), the content (two numbers, or length and bytes), and length and bytes of the
+//! further fields.
 
 use bytes::Bytes;
 
 use crate::session::error::StoreError;
 use crate::session::text::{AddedMessage, AddedText, Content, Role};
 
-/// Why a row cannot be read.
+/// The reason why a row cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct DamagedText(pub(crate) String);
 
@@ -21,25 +22,25 @@ impl From<DamagedText> for StoreError {
     }
 }
 
-/// Bytes of the index for a text, in addition to its row.
+/// Bytes that a text takes in the index, in addition to its row.
 const TEXT_ROW: u64 = 128;
 
-/// What a text with a row of `row` bytes counts towards the budgets.
+/// Returns what a text with a row of `row` bytes counts toward the budgets.
 pub(crate) fn text_bytes(row: u64) -> u64 {
     row + TEXT_ROW
 }
 
-/// The version that is written, and the newest that can be read.
+/// The format version that is written; a row of any other version cannot be read.
 const VERSION: u8 = 1;
 
 const CONTINUES: u8 = 1 << 3;
 const KIND: u8 = 4;
 const MORE: u8 = 1 << 6;
 
-/// The most messages of a row: twice as many as a request or a file may have.
+/// Maximum number of messages of a row: twice as many as a request or a file may have.
 const MOST_MESSAGES: usize = 20_000;
 
-/// Bytes that one number takes at most.
+/// Maximum bytes of one number.
 const LONGEST: usize = 10;
 
 fn push(out: &mut Vec<u8>, mut number: u64) {
@@ -50,7 +51,7 @@ fn push(out: &mut Vec<u8>, mut number: u64) {
     out.push(number as u8);
 }
 
-/// Bytes that `number` takes.
+/// Returns the number of bytes that `number` takes.
 const fn length(number: u64) -> u64 {
     (number | 1).ilog2() as u64 / 7 + 1
 }
@@ -60,22 +61,22 @@ fn push_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
     out.extend_from_slice(bytes);
 }
 
-/// The most bytes that a row takes with so many tokens below `vocab_size` and so many bytes of messages.
+/// Returns the maximum bytes of a row with `tokens` tokens below `vocab_size` and `messages` bytes of messages.
 pub(crate) fn most_bytes(tokens: u64, vocab_size: u64, messages: u64) -> u64 {
     tokens.saturating_mul(length(vocab_size.saturating_sub(1))).saturating_add(messages).saturating_add(HEAD)
 }
 
-/// The most bytes of a row besides its tokens and messages.
+/// Maximum bytes of a row besides its tokens and messages.
 const HEAD: u64 = 128;
 
-/// Tokens and messages, encoded before the transaction that adds them.
+/// The tokens and messages of a text, encoded before the transaction that adds them.
 #[derive(Clone, Debug)]
 pub(crate) struct EncodedText {
     pub(crate) kept: u64,
     count: u64,
-    /// Messages that it adds and that do not continue the one before.
+    /// Number of added messages that do not continue the previous one.
     messages: u64,
-    /// The bytes of the tokens, and then of the messages. Clones share them.
+    /// The bytes of the tokens, followed by those of the messages. Clones share them.
     bytes: Bytes,
     tokens: usize,
 }
@@ -95,12 +96,12 @@ impl EncodedText {
         Self { kept: text.kept, count: text.tokens.len() as u64, messages, bytes: bytes.into(), tokens }
     }
 
-    /// The most bytes that its row takes.
+    /// Returns the maximum bytes of its row.
     pub(crate) fn most_bytes(&self) -> u64 {
         self.bytes.len() as u64 + HEAD
     }
 
-    /// The row, given the parent's id and number of messages.
+    /// Returns the row, given the parent's id and number of messages.
     pub(crate) fn row(&self, parent: Option<(&str, u64)>) -> Vec<u8> {
         let (parent, before) = parent.unwrap_or_default();
         let mut row = Vec::with_capacity(self.bytes.len() + parent.len() + 5 * LONGEST + 1);
@@ -137,15 +138,15 @@ fn push_message(out: &mut Vec<u8>, message: &AddedMessage, continues: bool) {
     }
 }
 
-/// A row, of which the head is parsed.
+/// A row whose head is parsed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TextRow<'r> {
     pub(crate) kept: u64,
-    /// Added tokens.
+    /// Number of added tokens.
     pub(crate) count: u64,
-    /// Messages at the end of the text.
+    /// Number of messages at the end of the text.
     pub(crate) messages: u64,
-    /// The version whose text it continues; none if nothing of that remains.
+    /// The version whose text it continues; `None` if it keeps none of that text.
     pub(crate) parent: Option<&'r str>,
     tokens: &'r [u8],
     rest: &'r [u8],
@@ -198,19 +199,19 @@ impl<'r> TextRow<'r> {
             let parent = Some(reader.text()?).filter(|parent| !parent.is_empty());
             let tokens = reader.bytes()?;
             kept.checked_add(count)?;
-            // A token takes at least a byte, so nothing is allocated that the row does not have.
+            // A token takes at least one byte, so no more is allocated than the row can contain.
             (count <= tokens.len() as u64 && parent.is_some() == (kept > 0)).then_some(())?;
             Some(Self { kept, count, messages, parent, tokens, rest: reader.0 })
         };
         parse().ok_or_else(|| DamagedText("the text of a version cannot be parsed".to_owned()))
     }
 
-    /// Tokens at its end.
+    /// Returns the number of tokens at the end of the text.
     pub(crate) fn total(&self) -> u64 {
         self.kept + self.count
     }
 
-    /// The added tokens from position `from` to position `to` among them.
+    /// Returns the added tokens from index `from` to index `to` among them.
     pub(crate) fn tokens(&self, from: u64, to: u64) -> Result<Vec<u32>, DamagedText> {
         let mut reader = Reader(self.tokens);
         let mut tokens = Vec::with_capacity(to.min(self.count).saturating_sub(from) as usize);
@@ -224,7 +225,7 @@ impl<'r> TextRow<'r> {
         Ok(tokens)
     }
 
-    /// The added messages, parsed one after the other.
+    /// Returns the added messages, parsed one at a time.
     pub(crate) fn messages(&self) -> impl Iterator<Item = Result<AddedMessage, DamagedText>> + use<'r> {
         let mut reader = Reader(self.rest);
         std::iter::from_fn(move || {
@@ -233,16 +234,16 @@ impl<'r> TextRow<'r> {
             }
             let message = read_message(&mut reader);
             if message.is_none() {
-                // There is nothing to find after it.
+                // Nothing can be parsed after it.
                 reader.0 = &[];
             }
             Some(message.ok_or_else(|| DamagedText("a message of a text cannot be parsed".to_owned())))
         })
     }
 
-    /// The added messages.
+    /// Returns the added messages.
     pub(crate) fn added_messages(&self) -> Result<Vec<AddedMessage>, DamagedText> {
-        // A message may take one byte, and much more in memory.
+        // A message may take only one byte in the row, but much more in memory.
         let messages = self.messages().take(MOST_MESSAGES + 1).collect::<Result<Vec<_>, _>>()?;
         if messages.len() > MOST_MESSAGES {
             return Err(DamagedText(format!("a text adds more than {MOST_MESSAGES} messages")));
@@ -250,7 +251,7 @@ impl<'r> TextRow<'r> {
         Ok(messages)
     }
 
-    /// All that it adds.
+    /// Returns everything that the row adds.
     pub(crate) fn added(&self) -> Result<AddedText, DamagedText> {
         let (tokens, messages) = (self.tokens(0, self.count)?, self.added_messages()?);
         Ok(AddedText { kept: self.kept, tokens, messages })
@@ -326,7 +327,7 @@ mod tests {
                 drop(TextRow::parse(&changed).and_then(|row| row.added()));
             }
         }
-        // So many messages that the row must not be read into memory.
+        // A row has too many messages to be read into memory.
         let mut many = EncodedText::new(&AddedText::default()).row(None);
         many.resize(many.len() + MOST_MESSAGES, 3 << KIND);
         assert_eq!(TextRow::parse(&many).unwrap().added_messages().unwrap().len(), MOST_MESSAGES);

@@ -1,45 +1,45 @@
-//! A transaction of an index, as the operations on sessions see it: the rows that they read and change. Each storage
-//! implements it on its own rows, and `operations.rs` and `branches.rs` decide what changes.
+//! The rows of an index transaction, as the operations on sessions read and change them. Each storage implements the
+//! trait on its own rows; `operations.rs` and `branches.rs` decide what changes.
 
 use super::requests::{NewReceipt, NewVersion};
 use super::rows::{LineageEntry, ResponseRow, SessionRow, VersionRow};
 use crate::session::error::StoreError;
 use crate::session::id::Owner;
 
-/// The rows of a transaction. What it reads includes what it has changed.
+/// The rows of a transaction. Reads see the transaction's own changes.
 pub(crate) trait Transaction {
-    /// Why a request is refused, or the storage fails.
+    /// The error of a request that is refused, or of storage that fails.
     type Error: From<StoreError>;
 
-    /// The error for rows that contradict each other.
+    /// Returns the error for rows that contradict each other.
     fn damaged(reason: String) -> Self::Error;
 
     // ---- Reading
 
-    /// The session of any owner.
+    /// Returns a session of any owner.
     fn find_session(&self, id: &str) -> Result<Option<SessionRow>, Self::Error>;
 
     fn find_version(&self, id: &str) -> Result<Option<VersionRow>, Self::Error>;
 
-    /// How many sessions an owner has.
+    /// Returns how many sessions an owner has.
     fn count_sessions(&self, owner: Owner) -> Result<u64, Self::Error>;
 
-    /// All versions that a session lists, oldest first.
+    /// Returns all versions that a session lists, oldest first.
     fn lineage(&self, session: &str) -> Result<Vec<LineageEntry>, Self::Error>;
 
-    /// The oldest of the versions that a session keeps, or of those that it lists without their snapshots: at most `limit`,
-    /// with their positions. Reads no further ones.
+    /// Returns the oldest versions that a session keeps (or, if `kept` is false, that it lists without their snapshots)
+    /// with their positions: at most `limit`. Reads no further rows.
     fn oldest(&self, session: &str, kept: bool, limit: usize) -> Result<Vec<(u64, String)>, Self::Error>;
 
-    /// The position of a version in a session's list, and whether the session keeps it.
+    /// Returns the position of a version in a session's list, and whether the session keeps it.
     fn position(&self, session: &str, version: &str) -> Result<Option<(u64, bool)>, Self::Error>;
 
-    /// When the receipt under a key expires, if there is one.
+    /// Returns when the receipt under a key expires, if there is one.
     fn receipt_ends(&self, owner: Owner, key: &str) -> Result<Option<u64>, Self::Error>;
 
     // ---- Changing
 
-    /// The number of the next session in the order of creation.
+    /// Takes the number of the next session in the order of creation.
     fn number(&mut self) -> Result<u64, Self::Error>;
 
     /// Adds, changes or removes a session's row. `old` is the existing row.
@@ -48,7 +48,8 @@ pub(crate) trait Transaction {
     /// Adds a version to a session's list.
     fn put_entry(&mut self, session: &str, position: u64, version: &str, kept: bool) -> Result<(), Self::Error>;
 
-    /// Removes a version from a session's list, and returns it; `None` if the list has none there, or `kept` is wrong.
+    /// Removes a version from a session's list and returns it; `None` if the list has none at this position, or `kept`
+    /// is wrong.
     fn remove_entry(&mut self, session: &str, position: u64, kept: bool) -> Result<Option<String>, Self::Error>;
 
     /// Adds a version that nothing points to yet, and its text.
@@ -57,11 +58,11 @@ pub(crate) trait Transaction {
     /// Replaces the row of a version.
     fn put_version(&mut self, id: &str, row: &VersionRow) -> Result<(), Self::Error>;
 
-    /// Changes the number of holders that keep a version and that list it. A version that none keeps becomes garbage; one
-    /// that none lists is removed.
+    /// Changes how many holders keep a version and how many list it. A version that no holder keeps becomes garbage;
+    /// one that no holder lists is removed.
     fn point(&mut self, id: &str, kept_by: i64, known_by: i64) -> Result<(), Self::Error>;
 
-    /// Stores a response, which keeps its version. That has been added.
+    /// Stores a response, which keeps its version. The version has already been added.
     fn put_response(&mut self, id: &str, row: &ResponseRow) -> Result<(), Self::Error>;
 
     /// Stores a receipt, replacing any earlier one under the same key.
@@ -69,18 +70,18 @@ pub(crate) trait Transaction {
 
     // ---- What follows from these
 
-    /// The owner's session; one of another owner is not found.
+    /// Returns the owner's session; a session of another owner counts as not found.
     fn own_session(&self, owner: Owner, id: &str) -> Result<SessionRow, Self::Error> {
         let row = self.find_session(id)?.filter(|row| row.owner == owner);
         Ok(row.ok_or(StoreError::SESSION)?)
     }
 
-    /// A version that another row names, so that it must exist.
+    /// Returns a version that another row names, so that it must exist.
     fn require_version(&self, id: &str) -> Result<VersionRow, Self::Error> {
         self.find_version(id)?.ok_or_else(|| Self::damaged(format!("version {id} has no row")))
     }
 
-    /// The owner's version, if its snapshot still exists.
+    /// Returns the owner's version, if its snapshot still exists.
     fn kept_version(&self, owner: Owner, id: &str) -> Result<VersionRow, Self::Error> {
         let row = self.find_version(id)?.filter(|row| row.owner == owner && row.kept_by > 0);
         Ok(row.ok_or(StoreError::VERSION)?)
@@ -92,7 +93,7 @@ pub(crate) trait Transaction {
         if found > bound { Err(StoreError::Quota { quota: "sessions", bound, found }.into()) } else { Ok(()) }
     }
 
-    /// Refuses if the key of a receipt to store has one that has not expired.
+    /// Refuses if the key of the new receipt already has an unexpired one.
     fn check_receipt<A>(&self, owner: Owner, new: Option<&NewReceipt<A>>) -> Result<(), Self::Error> {
         let Some(NewReceipt { key, now, .. }) = new else { return Ok(()) };
         match self.receipt_ends(owner, key)? {
@@ -101,7 +102,8 @@ pub(crate) trait Transaction {
         }
     }
 
-    /// Adds a session with these versions, oldest first; the flag says whether it keeps the snapshot. `row` names the head.
+    /// Adds a session with these versions, oldest first; the flag says whether the session keeps the snapshot. `row`
+    /// names the head.
     fn add_session(
         &mut self,
         id: &str,

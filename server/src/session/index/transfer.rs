@@ -1,4 +1,4 @@
-//! Sessions on their way from one index to another.
+//! Sessions in transfer from one index to another.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -6,28 +6,28 @@ use super::rows::{Listed, SessionRow};
 use super::text_row::TextRow;
 use crate::session::id::SessionId;
 
-/// A session with all that it lists.
+/// A session with everything that it lists.
 #[derive(Clone, Debug)]
 pub(crate) struct Transfer {
     pub(crate) id: SessionId,
-    /// Its number and counts are those of the index that it comes from.
+    /// The session's row. Its number and counts are those of the source index.
     pub(crate) row: SessionRow,
-    /// Oldest first.
+    /// The listed versions, oldest first.
     pub(crate) versions: Vec<Listed>,
-    /// The rows of their texts, each after those that it continues.
+    /// The rows of the versions' texts, each after the rows that it continues.
     pub(crate) texts: Vec<(String, Vec<u8>)>,
 }
 
 impl Transfer {
-    /// The versions that it keeps and that have objects, with the bytes of those.
+    /// Returns the versions that the session keeps and that have objects, with the sizes of the objects in bytes.
     pub(crate) fn objects(&self) -> impl Iterator<Item = (&str, u64)> {
         let kept = self.versions.iter().filter(|version| version.kept && version.row.bytes > 0);
         kept.map(|version| (&*version.id, version.row.bytes))
     }
 }
 
-/// The rows of the texts of these versions and of those that they continue, ancestors first. A text before one that cannot be
-/// read is left out.
+/// Returns the text rows of these versions and of the versions that they continue, ancestors first. The ancestors of a
+/// row that cannot be read are left out.
 pub(crate) fn text_chains<'v>(
     texts: &BTreeMap<String, Vec<u8>>,
     versions: impl Iterator<Item = &'v str>,

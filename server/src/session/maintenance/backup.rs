@@ -1,5 +1,5 @@
-//! Backups. The journal can be read while a server writes it, and objects never change, so a running server's store can be
-//! copied: a beginning of the journal, and the objects that it names.
+//! Backups. The journal can be read while a server writes it, and objects never change, so the store of a running
+//! server can be copied: a prefix of the journal, and the objects that it names.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs;
@@ -14,7 +14,7 @@ use crate::session::disk::{Disk as _, OpenMode, SystemDisk, read, write};
 use crate::session::embedded::{INDEX, JOURNAL, Listing, OpenIndex, Place, read_journal};
 use crate::session::error::StoreError;
 
-/// How many times the journal is read, at most, if the server removes snapshots during the copy.
+/// Maximum number of times the journal is read, if the server removes snapshots during the copy.
 const ROUNDS: usize = 20;
 
 /// What a backup or restore copied.
@@ -24,18 +24,19 @@ pub struct Copied {
     pub sessions: usize,
     /// Number of snapshots in the copy.
     pub snapshots: usize,
-    /// Snapshots copied now; the others were there.
+    /// Number of snapshots copied now; the others were already there.
     pub copied: usize,
-    /// Snapshots that the copy had and no longer needs.
+    /// Number of snapshots that the copy had but no longer needs.
     pub removed: usize,
     /// Versions whose snapshots could not be copied.
     pub missing: Vec<String>,
 }
 
-/// Copies a store to `to`, which may have an earlier copy. A server may use the store meanwhile.
+/// Copies a store to `to`, which may hold an earlier copy. A server may use the store meanwhile.
 ///
 /// # Errors
-/// The store has no journal (a server writes it at its next start), its snapshots are elsewhere, or a file cannot be read or written.
+/// The store has no journal (a server writes one at its next start), its snapshots are elsewhere, or a file cannot be
+/// read or written.
 pub fn backup(folder: &Path, to: &Path) -> Result<Copied, StoreError> {
     require_objects(folder)?;
     let journal = folder.join(JOURNAL);
@@ -52,7 +53,7 @@ pub fn backup(folder: &Path, to: &Path) -> Result<Copied, StoreError> {
         let sizes: BTreeMap<&String, u64> = listing.objects().map(|(id, row)| (id, row.bytes)).collect();
         let (new, missing) = copy_objects(folder, to, &sizes)?;
         copied += new;
-        // The server has removed them since, and the journal says so by now.
+        // The server has removed these snapshots since, and the journal says so by now.
         if !missing.is_empty() && round < ROUNDS {
             continue;
         }
@@ -68,7 +69,8 @@ pub fn backup(folder: &Path, to: &Path) -> Result<Copied, StoreError> {
     Ok(Copied::default())
 }
 
-/// Copies the objects that `to` does not have. Returns how many, and which do not exist.
+/// Copies the objects that `to` does not have. Returns the number copied, and the ids of those that could not be
+/// copied.
 fn copy_objects(from: &Path, to: &Path, sizes: &BTreeMap<&String, u64>) -> Result<(usize, Vec<String>), StoreError> {
     let copy = |(id, bytes): (&&String, &u64)| -> Result<Option<String>, StoreError> {
         let (Some(source), Some(target)) = (object(from, id), object(to, id)) else { return Ok(Some((*id).clone())) };
@@ -90,7 +92,7 @@ fn copy_objects(from: &Path, to: &Path, sizes: &BTreeMap<&String, u64>) -> Resul
     Ok((done.len() - missing.len(), missing))
 }
 
-/// Removes the objects that the journal in `folder` does not name.
+/// Removes the objects in `folder` that its journal does not name; returns how many.
 fn prune(folder: &Path, sizes: &BTreeMap<&String, u64>) -> std::io::Result<usize> {
     let wanted: HashSet<&str> = sizes.keys().map(|id| id.as_str()).collect();
     let mut removed = 0;
@@ -106,15 +108,15 @@ fn prune(folder: &Path, sizes: &BTreeMap<&String, u64>) -> std::io::Result<usize
     Ok(removed)
 }
 
-/// Makes a store in `folder` from a backup. The folder must have no store, except one that an interrupted restore of the
-/// same backup has begun: that is completed.
+/// Creates a store in `folder` from a backup. The folder must not have a store, except one from an interrupted restore
+/// of the same backup, which is then completed.
 ///
 /// # Errors
 /// The folder has a store, a server uses it, or a file cannot be read or written.
 pub fn restore(from: &Path, folder: &Path) -> Result<Copied, StoreError> {
     SystemDisk.make_folder(folder).map_err(failed(folder))?;
     let place = Place::new(Arc::new(SystemDisk), folder);
-    // First, so that no server starts on the folder meanwhile.
+    // Lock first, so that no server starts on the folder meanwhile.
     let lock = place.lock()?;
     let [index, journal] = [INDEX, JOURNAL].map(|file| folder.join(file));
     let is_begun = journal.exists() && has_backup(from, &journal)?;
@@ -128,7 +130,7 @@ pub fn restore(from: &Path, folder: &Path) -> Result<Copied, StoreError> {
     Ok(copied)
 }
 
-/// Whether a journal is exactly what restoring the backup writes. A server that has used the store has changed it.
+/// Returns whether a journal is exactly what restoring the backup writes. If a server has used the store, it is not.
 fn has_backup(from: &Path, journal: &Path) -> Result<bool, StoreError> {
     let path = from.join(JOURNAL);
     let file = SystemDisk.open(&path, OpenMode::Read).map_err(failed(&path))?;

@@ -1,4 +1,4 @@
-//! Checking and repairing a store's folder.
+//! Checks and repairs a store's folder.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -14,7 +14,7 @@ use crate::session::error::StoreError;
 use crate::session::format::check_digest;
 use crate::session::index::Transaction;
 
-/// Texts removed in one transaction.
+/// Number of texts removed in one transaction.
 const BATCH: usize = 500;
 
 /// The result of a check.
@@ -24,18 +24,18 @@ pub struct Report {
     pub sessions: usize,
     /// Number of snapshots.
     pub snapshots: usize,
-    /// What is wrong, one line for each.
+    /// What is wrong, one line per problem.
     pub problems: Vec<String>,
-    /// What is unusual and right.
+    /// What is unusual but not a problem.
     pub notes: Vec<String>,
     /// What was repaired.
     pub repaired: Vec<String>,
 }
 
-/// Checks index, journal and every snapshot of a store that no server uses. Nothing is changed.
+/// Checks the index, the journal and every snapshot of a store that no server uses. Changes nothing.
 ///
 /// # Errors
-/// A server uses the folder, it cannot be read, or neither its index nor its journal can be.
+/// A server uses the folder, it cannot be read, or neither its index nor its journal can be read.
 pub fn check(folder: &Path) -> Result<Report, StoreError> {
     let listing = inspect(folder)?;
     let bad = bad_objects(folder, &listing);
@@ -72,7 +72,7 @@ pub fn check(folder: &Path) -> Result<Report, StoreError> {
     Ok(Report { sessions, snapshots, problems, notes, repaired: Vec::new() })
 }
 
-/// The objects that no version needs.
+/// Returns the objects that no version needs.
 fn unnamed_objects(folder: &Path, listing: &Listing) -> Result<BTreeSet<String>, StoreError> {
     let objects = folder.join(OBJECTS);
     let mut unnamed = BTreeSet::new();
@@ -90,17 +90,17 @@ fn unnamed_objects(folder: &Path, listing: &Listing) -> Result<BTreeSet<String>,
     Ok(unnamed)
 }
 
-/// Most lines about objects that no version needs.
+/// Maximum number of lines about objects that no version needs.
 const NAMED: usize = 100;
 
-/// Lines about objects that no version needs.
+/// Returns the lines about objects that no version needs.
 pub(super) fn unnamed_notes(unnamed: &BTreeSet<String>, why: &str) -> Vec<String> {
     let named = unnamed.iter().take(NAMED).map(|id| format!("no version needs the object {id}: {why}"));
     let more = unnamed.len().saturating_sub(NAMED);
     named.chain((more > 0).then(|| format!("no version needs {more} other objects"))).collect()
 }
 
-/// The objects that are missing or damaged, and what is wrong with each.
+/// Returns the objects that are missing or damaged, each with what is wrong.
 fn bad_objects(folder: &Path, listing: &Listing) -> BTreeMap<String, String> {
     let objects: Vec<_> = listing.objects().collect();
     if !folder.join(OBJECTS).exists() {
@@ -122,8 +122,8 @@ fn bad_objects(folder: &Path, listing: &Listing) -> BTreeMap<String, String> {
     bad.collect()
 }
 
-/// Rebuilds a damaged index or journal from the other. A session whose current snapshot is missing or damaged is rewound to
-/// its newest version that can be read. A text that cannot be read is removed, and with it those that continue it.
+/// Rebuilds a damaged index or journal from the other. Rewinds a session whose current snapshot is missing or damaged
+/// to its newest readable version. Removes texts that cannot be read, and the texts that continue them.
 ///
 /// # Errors
 /// A server uses the folder, it cannot be read or written, or neither its index nor its journal can be read.
@@ -138,7 +138,7 @@ pub async fn repair(folder: &Path) -> Result<Report, StoreError> {
     let writer = Writer::start(Arc::clone(&index), true, Box::new(|_| {}), Box::new(|| Ok(())))?;
     let listing = inspect_open(&index)?;
     let bad = bad_objects(folder, &listing);
-    // A version without a row cannot be read, whatever its object is.
+    // A version without a row cannot be read, even if its object can.
     let readable = |version: &String| listing.versions.contains_key(version) && !bad.contains_key(version);
     let mut repaired = Vec::new();
     for (id, row) in &listing.sessions {

@@ -1,5 +1,5 @@
-//! Moving and verifying the sessions of several servers, which may use them meanwhile: an index in PostgreSQL, and an object
-//! store.
+//! Moves and verifies the sessions of several servers, which may use them meanwhile: an index in PostgreSQL, and an
+//! object store.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::Path;
@@ -18,29 +18,29 @@ use crate::session::index::{Index as _, Limits, Transfer};
 use crate::session::objects::Objects;
 use crate::session::postgres::{PostgresIndex, PostgresOptions, PostgresUrl};
 
-/// Sessions that are read at once.
+/// Number of sessions read at once.
 const SESSIONS: usize = 16;
 
-/// Versions or objects whose names are read at once.
+/// Number of version or object names read at once.
 const NAMES: usize = 1000;
 
-/// Objects, or sessions, that are worked on at the same time.
+/// Number of objects or sessions processed concurrently.
 const AT_ONCE: usize = 8;
 
-/// How often a session is read again whose versions were evicted while it was read.
+/// Maximum number of times a session is read, if its versions are evicted meanwhile.
 const READS: usize = 20;
 
-/// Told how much of the work is done, and how much there is.
+/// Called with the amount of work done and the total.
 pub type Progress<'p> = &'p (dyn Fn(u64, u64) + Send + Sync);
 
-/// The sessions of one model that several servers share.
+/// The sessions of one model, shared by several servers.
 #[derive(Debug)]
 pub struct Cluster {
     index: PostgresIndex,
     objects: Objects,
 }
 
-/// The models whose sessions are in this database.
+/// Lists the models whose sessions are in this database.
 ///
 /// # Errors
 /// The database cannot be read.
@@ -60,19 +60,22 @@ impl Cluster {
     /// # Errors
     /// The database cannot be used.
     pub async fn open(url: PostgresUrl, objects: Arc<dyn ObjectStore>, model: &str) -> Result<Self, StoreError> {
-        // What is beyond the budgets, the servers evict.
+        // The servers enforce the budgets and evict what exceeds them.
         let limits = Limits { disk: u64::MAX, owner: u64::MAX };
         let index = PostgresIndex::open(PostgresOptions::patient(url, model, limits), Box::new(|_| {})).await?;
         Ok(Self { index, objects: Objects::remote(objects) })
     }
 
+    /// Closes the index.
+    ///
     /// # Errors
     /// The database cannot be used.
     pub async fn close(&self) -> Result<(), StoreError> {
         self.index.close().await
     }
 
-    /// Writes every session to `to`, each as of one moment. What an earlier export there has already is not read again.
+    /// Writes every session to `to`, each as of one point in time. Does not read again what an earlier export has
+    /// already written there.
     ///
     /// # Errors
     /// The database or the object store cannot be read, or a file cannot be written.
@@ -96,7 +99,7 @@ impl Cluster {
         Ok(moved.into_inner().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Writes a session. `written` are the snapshots that have a file.
+    /// Writes a session. `written` has the snapshots that already have a file.
     async fn export_session(
         &self,
         mut session: Transfer,
@@ -134,7 +137,7 @@ impl Cluster {
                 break;
             }
             let Some(again) = self.index.export(&[session.id.to_string()]).await?.pop() else {
-                // It was deleted.
+                // The session was deleted.
                 return Ok(());
             };
             session = again;
@@ -158,7 +161,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// A whole object, or what is wrong with it.
+    /// Returns a whole object, or what is wrong with it.
     async fn object(&self, id: &str, bytes: u64) -> Result<Result<bytes::Bytes, Bad>, StoreError> {
         let Some(id) = VersionId::parse(id) else { return Ok(Err(Bad::Damaged("has an invalid id".to_owned()))) };
         match self.objects.get(&id, bytes).await {
@@ -172,7 +175,7 @@ impl Cluster {
         }
     }
 
-    /// Adds the sessions that were exported to `from`, under the same ids. Sessions that exist already are left out. After an
+    /// Adds the sessions that were exported to `from`, under the same ids. Skips sessions that exist already. After an
     /// interruption, the index has some of the sessions, each of them whole; importing again adds the others.
     ///
     /// # Errors
@@ -180,7 +183,7 @@ impl Cluster {
     pub async fn import(&self, from: &Path, progress: Progress<'_>) -> Result<Moved, StoreError> {
         if !self.index.has_begun().await? {
             if self.objects.any().await {
-                // They are those of sessions in another database.
+                // The snapshots belong to sessions in another database.
                 let reason = "it is new, but there are snapshots: name the database that has their sessions";
                 return Err(StoreError::Database { reason: reason.to_owned() });
             }
@@ -212,8 +215,8 @@ impl Cluster {
         Ok(moved)
     }
 
-    /// Adds a session, and returns how many snapshots it keeps; the inner error says why it is left out. `uploaded` are the
-    /// objects that this import has written.
+    /// Adds a session, and returns how many snapshots it keeps; the inner error says why it is skipped. `uploaded` has
+    /// the objects that this import has written.
     async fn import_session(
         &self,
         session: &Transfer,
@@ -221,11 +224,11 @@ impl Cluster {
         uploaded: &Mutex<HashSet<String>>,
     ) -> Result<Result<usize, String>, StoreError> {
         let uploaded = || uploaded.lock().unwrap_or_else(PoisonError::into_inner);
-        // Before anything is written that nothing would name.
+        // Check this first, so that nothing is written that no session would name.
         if let Err(reason) = self.index.may_import(session).await? {
             return Ok(Err(reason));
         }
-        // As long as these live, the objects count as being written.
+        // While these exist, the objects count as being written.
         let mut uploads = Vec::new();
         for (id, bytes) in session.objects() {
             let Some(id) = VersionId::parse(id).filter(|id| !uploaded().contains(id.as_str())) else { continue };
@@ -238,7 +241,8 @@ impl Cluster {
         if let Err(reason) = self.index.import(session).await? {
             return Ok(Err(reason));
         }
-        // A sweep that had found one of them as garbage may have removed it before the session was added, and not after it.
+        // A sweep that had found an object to be garbage may have removed it before the session was added. It cannot do
+        // so now.
         for (id, bytes) in session.objects() {
             let Some(id) = VersionId::parse(id) else { continue };
             if !self.objects.exists(&id).await?
@@ -250,8 +254,8 @@ impl Cluster {
         Ok(Ok(session.objects().count()))
     }
 
-    /// Checks that every version that needs an object has a whole one, and lists the objects that no version needs. Nothing is
-    /// changed.
+    /// Checks that every version that needs an object has a whole one, and lists the objects that no version needs.
+    /// Changes nothing.
     ///
     /// # Errors
     /// The database or the object store cannot be read.
@@ -277,7 +281,7 @@ impl Cluster {
                 }
             }
         }
-        // Servers may have evicted these since they were named.
+        // Servers may have evicted these since they were listed.
         let kept = self.index.still_needed(bad.keys().cloned().collect()).await?;
         bad.retain(|id, _| kept.contains(id));
         for (keeper, version) in self.index.keepers(bad.keys().cloned().collect()).await? {

@@ -1,4 +1,4 @@
-//! The places of objects in a store's folder.
+//! Where objects are in a store's folder.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -9,10 +9,10 @@ use crate::session::error::StoreError;
 use crate::session::format::check_digest;
 use crate::session::id::VersionId;
 
-/// The folder of the objects in a store's folder.
+/// The name of the folder of objects in a store's folder.
 pub(super) const OBJECTS: &str = "objects";
 
-/// The path of an object in a store's folder; `None` if the index contains an invalid id.
+/// Returns the path of an object in a store's folder; `None` if the index contains an invalid id.
 pub(super) fn object(folder: &Path, version: &str) -> Option<PathBuf> {
     VersionId::parse(version).map(|_| folder.join(OBJECTS).join(&version[4..6]).join(version))
 }
@@ -30,7 +30,7 @@ pub(super) fn require_objects(folder: &Path) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Whether an object in a store's folder is as it was written.
+/// Returns whether an object in a store's folder is as it was written.
 pub(super) fn is_whole(disk: &dyn Disk, folder: &Path, version: &str, bytes: u64) -> bool {
     let found = object(folder, version).and_then(|path| disk::read(disk, &path).ok());
     found.is_some_and(|found| found.len() as u64 == bytes && check_digest(&found).is_ok())
@@ -47,7 +47,7 @@ pub(super) fn sync_object_folders(disk: &dyn Disk, folder: &Path) -> io::Result<
     disk.sync_folder(folder)
 }
 
-/// An I/O error with the path that it is about.
+/// Converts an I/O error, adding the path that it concerns.
 pub(super) fn failed(path: &Path) -> impl Fn(io::Error) -> StoreError + '_ {
     move |error| StoreError::from_io(&path.display().to_string(), &error)
 }

@@ -1,5 +1,5 @@
-//! Work on the files of a store without a server: checking, repairing, backing up, and moving sessions. With several servers,
-//! verifying and moving sessions while they run.
+//! Work on the files of a store without a server: checking, repairing, backing up and moving sessions. For sessions
+//! that several servers share, verifying and moving them while the servers run.
 
 mod backup;
 mod check;

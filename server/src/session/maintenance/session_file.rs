@@ -1,4 +1,5 @@
-//! An export: for each session a JSON file and one with its texts, and for each version that has a snapshot a snapshot file.
+//! The files of an export: for each session, a JSON file and a file with its texts; for each version with a snapshot, a
+//! snapshot file.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -36,9 +37,9 @@ struct SessionFile {
     forked_from: Option<(String, String)>,
     /// The current version.
     version: String,
-    /// Oldest first.
+    /// The versions that the session lists, oldest first.
     versions: Vec<VersionFile>,
-    /// Versions by name.
+    /// Tagged versions, by the name of the tag.
     #[serde(default)]
     tags: BTreeMap<String, String>,
 }
@@ -57,9 +58,9 @@ struct VersionFile {
     seed: Option<u64>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     origin: Vec<Ancestor>,
-    /// Whether its snapshot is kept.
+    /// Whether the version's snapshot is kept.
     kept: bool,
-    /// The session that made it.
+    /// The session that created it.
     #[serde(default)]
     session: Option<String>,
 }
@@ -86,7 +87,7 @@ impl Files {
         self.snapshots.join(format!("{version}.tidegate"))
     }
 
-    /// Whether there is a whole file of this snapshot.
+    /// Returns whether this snapshot has a whole file.
     #[cfg(feature = "postgres")]
     pub(super) fn has_snapshot(&self, version: &str, bytes: u64) -> bool {
         self.read_snapshot(version, bytes).is_ok()
@@ -106,7 +107,7 @@ impl Files {
         Ok(found)
     }
 
-    /// Writes a session's files, without the snapshots.
+    /// Writes a session's files, except the snapshots.
     pub(super) fn write(&self, session: Transfer) -> Result<(), StoreError> {
         let Transfer { id, row, versions, texts } = session;
         write(&SystemDisk, &self.texts.join(format!("{id}.text")), &texts::encode(&texts))
@@ -129,7 +130,7 @@ impl Files {
         write(&SystemDisk, &self.sessions.join(format!("{id}.json")), &json).map_err(failed(&self.sessions))
     }
 
-    /// The JSON files of the sessions.
+    /// Returns the paths of the sessions' JSON files.
     pub(super) fn paths(&self) -> Result<Vec<PathBuf>, StoreError> {
         let entries = fs::read_dir(&self.sessions)
             .and_then(|entries| entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>, _>>());
@@ -139,7 +140,7 @@ impl Files {
         Ok(paths)
     }
 
-    /// Reads the session of one of these files, and checks it.
+    /// Reads the session in one of these files, and checks it.
     pub(super) fn read(&self, path: &Path) -> Result<Transfer, String> {
         let json = fs::read(path).map_err(|error| error.to_string())?;
         let file = serde_json::from_slice::<SessionFile>(&json).map_err(|error| error.to_string())?;
@@ -154,7 +155,7 @@ impl Files {
 }
 
 impl SessionFile {
-    /// Checks the ids and the names, of which nothing else is known.
+    /// Checks the ids and names, because nothing else vouches for them.
     fn check(&self) -> Result<SessionId, String> {
         let id = SessionId::parse(&self.id).ok_or("the id is not that of a session")?;
         if !self.versions.iter().any(|version| version.kept && version.id == self.version) {

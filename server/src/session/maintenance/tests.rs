@@ -1,5 +1,5 @@
-//! Moving sessions between a folder and the storage of several servers, and verifying them. They need a PostgreSQL server, named by
-//! `TIDEGATE_TEST_POSTGRES`.
+//! Moves sessions between a folder and the storage of several servers, and verifies them. The tests need a PostgreSQL
+//! server, named by `TIDEGATE_TEST_POSTGRES`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -43,7 +43,7 @@ fn state(read: u64) -> Arc<Snapshot> {
     Arc::new(Snapshot { state: vec![read as f32; 10], read, ..Snapshot::empty(1) })
 }
 
-/// What a turn adds to a text of `kept` tokens.
+/// Returns what a turn adds to a text, of which `kept` tokens remain.
 fn text(kept: u64, total: u64) -> AddedText {
     AddedText { kept, tokens: vec![7; (total - kept) as usize], messages: Vec::new() }
 }
@@ -54,7 +54,7 @@ fn new(read: u64) -> NewSession {
     NewSession { start: Start::Read(state(read), text(0, read)), metadata, ttl: None, label }
 }
 
-/// A turn of three tokens.
+/// Runs a turn of three tokens.
 async fn turn(store: &Store, owner: Owner, id: &SessionId) -> VersionId {
     let turn = store.begin(owner, id, None, Duration::from_secs(9)).await.expect("the session");
     let (read, version) = (turn.head().read, VersionId::new());
@@ -64,7 +64,8 @@ async fn turn(store: &Store, owner: Owner, id: &SessionId) -> VersionId {
     version
 }
 
-/// Three sessions in a folder: one of Ann with turns, of which some are not kept, one of Bob, and a fork of the first.
+/// Creates three sessions in a folder: one of Ann with turns, not all of whose snapshots are kept, one of Bob, and a
+/// fork of the first.
 async fn fill(folder: &Path) -> Vec<(Owner, SessionId)> {
     let options = StoreOptions { keep_versions: 2, ..StoreOptions::new(Location::Folder(folder.to_owned())) };
     let store = Store::open(options, codec()).await.expect("a store");
@@ -82,7 +83,7 @@ async fn fill(folder: &Path) -> Vec<(Owner, SessionId)> {
     vec![(ANN, ann), (BOB, bob), (ANN, fork)]
 }
 
-/// The content of each file below a folder.
+/// Returns the content of each file below a folder.
 fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
     let mut files = BTreeMap::new();
     for part in ["sessions", "snapshots", "texts"] {
@@ -94,7 +95,7 @@ fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
     files
 }
 
-/// The index in a folder.
+/// Opens the index in a folder.
 fn embedded(folder: &Path) -> EmbeddedIndex {
     let disk = Arc::new(SystemDisk);
     EmbeddedIndex::open(disk, Some(folder), true, &|_, _| true, Box::new(|_| {}), Box::new(|| Ok(())))
@@ -121,7 +122,7 @@ async fn an_imported_object_is_no_garbage_any_more() {
     index.close().await.expect("closed");
 }
 
-/// What several servers share, without a session, and an export of three sessions.
+/// What several servers share, still without sessions, and an export of three sessions.
 struct Shared {
     schema: Schema,
     objects: Arc<InMemory>,
@@ -131,7 +132,7 @@ struct Shared {
 }
 
 impl Shared {
-    /// `None` if there is no database to test with.
+    /// Returns `None` if there is no database to test with.
     async fn new() -> Option<Self> {
         let schema = Schema::new()?;
         let (objects, model) = (Arc::new(InMemory::new()), schema.name.trim_start_matches("tidegate_").to_owned());
@@ -144,7 +145,7 @@ impl Shared {
         Some(Self { schema, objects, cluster, files, sessions })
     }
 
-    /// The index of a server.
+    /// Opens the index of one server.
     async fn index(&self) -> Arc<dyn Index> {
         let limits = Limits { disk: u64::MAX, owner: u64::MAX };
         let model = self.schema.name.trim_start_matches("tidegate_");
@@ -191,7 +192,7 @@ async fn sessions_are_the_same_after_a_way_through_several_servers() {
     export(folder.path(), again.path()).expect("exported");
     assert_eq!(files(again.path()), files(shared.files.path()));
 
-    // They can be continued, and their texts read.
+    // The sessions can be continued, and their texts can be read.
     let server = shared.server().await;
     for (owner, id) in &shared.sessions {
         turn(&server, *owner, id).await;
@@ -210,7 +211,7 @@ async fn importing_again_adds_only_what_is_missing() {
     let (sessions, skipped) = shared.import().await;
     assert_eq!((sessions, skipped.len()), (0, 3));
     assert!(skipped.iter().all(|line| line.ends_with("the session exists already")), "{skipped:?}");
-    // The fork's text begins with that of a session that is gone, and is still there.
+    // The fork's text begins with the text of a session that is gone; that text is still there.
     let (index, (owner, id)) = (shared.index().await, &shared.sessions[0]);
     index.delete(*owner, id).await.expect("deleted");
     let garbage = index.garbage(99).await.expect("the index is read");
@@ -294,7 +295,7 @@ async fn verifying_lists_damaged_missing_and_unneeded_objects() {
 #[tokio::test]
 async fn an_object_that_a_sweep_has_claimed_delays_an_import_and_does_not_prevent_it() {
     let Some(shared) = Shared::new().await else { return };
-    // An earlier import has written the objects, and was interrupted.
+    // Simulate an earlier import that wrote the objects and was interrupted.
     let names = fs::read_dir(shared.files.path().join("snapshots")).expect("a folder");
     let names = names.map(|file| file.expect("a file").file_name().to_string_lossy().replace(".tidegate", ""));
     let ids: Vec<VersionId> = names.map(|name| VersionId::parse(&name).expect("an id")).collect();
@@ -309,7 +310,7 @@ async fn an_object_that_a_sweep_has_claimed_delays_an_import_and_does_not_preven
     shared.schema.execute(hour_ago).await;
     assert_eq!(index.orphans(ids.clone()).await.expect("claimed").len(), ids.len());
     assert_eq!(shared.import().await.0, 0);
-    // An hour later, whoever has claimed them has removed them.
+    // An hour later, whichever sweep has claimed them has removed them.
     shared.schema.execute(hour_ago).await;
     assert_eq!(shared.import().await, (3, Vec::new()));
     assert_eq!(shared.problems().await, Vec::<String>::new());

@@ -1,5 +1,6 @@
-//! The texts of a session as a file: `TIDETEXT`, then for each version, ancestors first, u16 length of its id, the id, u32
-//! length of its row, and the row as in the index; at the end the SHA-256 of everything before. Numbers are little endian.
+//! The texts of a session as a file: `TIDETEXT`; then for each version, ancestors first, u16 length of its id, the id,
+//! u32 length of its row, and the row as in the index; at the end, SHA-256 of everything before it. Numbers are
+//! little-endian.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -12,7 +13,7 @@ use crate::session::id::VersionId;
 const MAGIC: &[u8] = b"TIDETEXT";
 const DIGEST: usize = 32;
 
-/// The file of these rows, each with its version.
+/// Returns the file with these rows, each with its version.
 pub(super) fn encode(rows: &[(String, Vec<u8>)]) -> Vec<u8> {
     let mut bytes = MAGIC.to_vec();
     for (id, row) in rows {
@@ -25,7 +26,7 @@ pub(super) fn encode(rows: &[(String, Vec<u8>)]) -> Vec<u8> {
     bytes
 }
 
-/// The rows of a file, each with its version; none if there is no file, as in an export of an earlier version.
+/// Reads the rows of a file, each with its version. A missing file has no rows, as in an export of an earlier version.
 pub(super) fn read(path: &Path) -> Result<Vec<(String, Vec<u8>)>, String> {
     let bytes = match fs::read(path) {
         Ok(bytes) => bytes,

@@ -1,4 +1,4 @@
-//! Moving sessions between a store's folder and files.
+//! Moves sessions between a store's folder and files.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -13,17 +13,17 @@ use crate::session::error::StoreError;
 use crate::session::id::SessionId;
 use crate::session::index::{Listed, SessionRow, Transaction, Transfer, VersionRow, text_chains};
 
-/// Most sessions that are imported in one transaction.
+/// Maximum number of sessions imported in one transaction.
 const BATCH: usize = 256;
 
-/// What an export or import moved.
+/// What an export or import has moved.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Moved {
     /// Number of sessions.
     pub sessions: usize,
     /// Number of snapshot files.
     pub snapshots: usize,
-    /// Sessions that were left out, and why.
+    /// Sessions that were skipped, and why.
     pub skipped: Vec<String>,
 }
 
@@ -66,7 +66,7 @@ pub fn export(folder: &Path, to: &Path) -> Result<Moved, StoreError> {
     Ok(moved)
 }
 
-/// Adds the sessions that [`export`] wrote to `from`, under the same ids. Sessions that exist already are left out. After a
+/// Adds the sessions that [`export`] wrote to `from`, under the same ids. Skips sessions that exist already. After a
 /// crash, the store has some of the sessions, each of them whole; importing again adds the others.
 ///
 /// # Errors
@@ -97,7 +97,7 @@ pub async fn import(disk: Arc<dyn Disk>, folder: &Path, from: &Path) -> Result<M
     Ok(moved)
 }
 
-/// Adds the sessions of these files in one transaction, after their objects and the names of those are on disk.
+/// Adds the sessions of these files in one transaction, once their objects and the names of the objects are on disk.
 async fn import_batch(
     disk: &dyn Disk,
     folder: &Path,
@@ -111,7 +111,7 @@ async fn import_batch(
         let objects = write_objects(disk, folder, files, &session)?;
         Ok((session, objects))
     };
-    // One after another, because sessions share objects.
+    // Read them one after another, because sessions share objects.
     let done: Vec<Result<_, String>> = paths.iter().map(read).collect();
     let (mut names, mut sessions, mut objects) = (Vec::new(), Vec::new(), Vec::new());
     for (path, done) in paths.iter().zip(done) {
@@ -138,7 +138,7 @@ async fn import_batch(
     Ok(())
 }
 
-/// Writes the objects of a session's versions that do not exist yet. Returns the paths of all.
+/// Writes the missing objects of a session's versions. Returns the paths of all its objects.
 fn write_objects(disk: &dyn Disk, folder: &Path, files: &Files, session: &Transfer) -> Result<Vec<PathBuf>, String> {
     let mut paths = Vec::new();
     for (id, bytes) in session.objects() {
@@ -152,7 +152,7 @@ fn write_objects(disk: &dyn Disk, folder: &Path, files: &Files, session: &Transf
     Ok(paths)
 }
 
-/// Adds a session and its versions; the inner error says why it is left out.
+/// Adds a session and its versions; the inner error says why it is skipped.
 fn add(write: &mut Write<'_>, session: &Transfer) -> Result<Result<(), String>, IndexError> {
     let Transfer { id, row: SessionRow { owner, .. }, versions, texts } = session;
     if write.tables.session(id.as_str())?.is_some() {
@@ -171,7 +171,7 @@ fn add(write: &mut Write<'_>, session: &Transfer) -> Result<Result<(), String>, 
         }
         write.point(id, i64::from(*kept), 1)?;
         if *kept {
-            // Its object is there again, and must not be removed with what nothing needs.
+            // The object exists again, and must not be removed as garbage.
             write.remove_garbage(std::slice::from_ref(id))?;
         }
     }

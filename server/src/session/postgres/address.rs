@@ -1,4 +1,4 @@
-//! Where the database is, and how it is reached: the URL, which may contain a password and is never printed.
+//! The address of the database: a URL, which may contain a password and is never printed.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -11,10 +11,10 @@ use url::form_urlencoded;
 
 use super::tls::Tls;
 
-/// How long one attempt to connect may take.
+/// Time limit of one attempt to connect.
 pub(super) const CONNECT: Duration = Duration::from_secs(5);
 
-/// How long sent bytes may stay without an acknowledgement, and an idle connection without an answer.
+/// How long sent bytes may remain unacknowledged, and roughly how long an idle connection may remain unanswered.
 const SILENCE: Duration = Duration::from_secs(10);
 
 /// The parsed URL of a database.
@@ -30,7 +30,7 @@ impl fmt::Debug for PostgresUrl {
     }
 }
 
-/// The hosts and the database, without user and password.
+/// Shows the hosts and the database, without user and password.
 impl fmt::Display for PostgresUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let hosts = self.config.get_hosts().iter().map(|host| match host {
@@ -52,7 +52,7 @@ impl FromStr for PostgresUrl {
         }
         let (place, parameters) = url.split_once('?').unwrap_or((url, ""));
         let (mut roots, mut rest) = (None, Vec::new());
-        // PostgreSQL's own programs know this parameter, and tokio-postgres does not.
+        // PostgreSQL's own programs support this parameter, but tokio-postgres does not.
         for parameter in parameters.split('&').filter(|parameter| !parameter.is_empty()) {
             match form_urlencoded::parse(parameter.as_bytes()).next() {
                 Some((name, file)) if name == "sslrootcert" => roots = Some(PathBuf::from(file.into_owned())),
@@ -75,7 +75,7 @@ impl FromStr for PostgresUrl {
 }
 
 impl PostgresUrl {
-    /// Whether a password would leave this machine.
+    /// Returns whether a password would leave this machine.
     pub(super) fn sends_password(&self) -> bool {
         let is_local = |host: &Host| match host {
             Host::Tcp(name) => {

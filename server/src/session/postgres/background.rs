@@ -1,5 +1,5 @@
-//! What a server does for the index on its own: it says that it is alive, reads the totals, and tries again when the database
-//! could not be reached.
+//! The background tasks of a server: it sends heartbeats, reads the totals, and tries again when the database could not
+//! be reached.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -14,15 +14,15 @@ use super::database::Database;
 /// The first and the longest pause between two attempts to reach the database.
 const PAUSES: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(2)];
 
-/// Reading the totals takes at most this share of the time.
+/// The pause after reading the totals is at least this many times as long as the read.
 const SHARE: u32 = 20;
 
-/// Running tasks, which stop when this is dropped.
+/// Running tasks, which stop when this value is dropped.
 #[derive(Debug, Default)]
 pub(super) struct Tasks(Mutex<Vec<AbortHandle>>);
 
 impl Tasks {
-    /// Starts the tasks. `refresh` is how often the totals are read.
+    /// Starts the tasks. `refresh` is the interval between reads of the totals.
     pub(super) fn start(database: &Arc<Database>, refresh: Duration) -> Self {
         let tasks = [
             tokio::spawn(heartbeat(Arc::clone(database))).abort_handle(),
@@ -85,7 +85,7 @@ async fn try_again(database: Arc<Database>) {
                 database.health.recover();
                 break;
             }
-            // The servers of a group do not all come back at the same moment.
+            // The servers must not all come back at the same moment.
             let jitter = rand::rng().random_range(pause / 2..pause);
             sleep(jitter).await;
             pause = (pause * 2).min(PAUSES[1]);

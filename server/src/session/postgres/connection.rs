@@ -1,5 +1,5 @@
-//! Connections to the database. Statements are sent together and answered together, so that a transaction takes two round
-//! trips: what it reads, and what it writes.
+//! Connections to the database. Statements are sent together and answered together, so that a transaction takes two
+//! round trips: one for its reads and one for its writes.
 
 use std::time::Duration;
 
@@ -13,8 +13,8 @@ use tokio_postgres::{Error, Row};
 use super::address::{CONNECT, PostgresUrl};
 use super::failure::Failure;
 
-/// Most connections of one model's index for requests, and for what the server does on its own: requests must not keep it from
-/// saying that it is alive. One more shows who leads.
+/// Maximum number of connections of one model's index: for requests, and for the server's own work, so that requests
+/// cannot delay its heartbeats. One more connection holds the leader's lock.
 pub(super) const CONNECTIONS: [usize; 2] = [14, 2];
 
 /// A statement with its parameters.
@@ -25,7 +25,7 @@ pub(super) struct Step {
 
 pub(super) type Param = Box<dyn ToSql + Send + Sync>;
 
-/// A [`Step`] of a statement and its parameters.
+/// Makes a [`Step`] from a statement and its parameters.
 macro_rules! step {
     ($sql:expr $(, $param:expr)* $(,)?) => {
         $crate::session::postgres::connection::Step { sql: $sql, params: vec![$(Box::new($param)),*] }
@@ -33,27 +33,28 @@ macro_rules! step {
 }
 pub(super) use step;
 
-/// Most statements that are sent together: futures beyond this number would not be started in order.
+/// Maximum number of statements that are sent together: more futures than this would not be started in order.
 const MOST_STEPS: usize = 28;
 
-/// The connections of one index.
+/// The connection pool of one index.
 #[derive(Clone, Debug)]
 pub(super) struct Connections(Pool);
 
-/// A connection in use. It is closed when it is dropped before its statements are answered and its transaction has ended: what
-/// still runs would keep the next request waiting.
+/// A connection in use. If it is dropped before its statements are answered and its transaction has ended, it is closed
+/// instead of returned to the pool: whatever still runs would make the next request wait.
 pub(super) struct Connection {
     object: Option<Object>,
     is_busy: bool,
 }
 
 impl Connections {
-    /// `limit` bounds how long a statement runs, and half of it how long it waits for a lock.
+    /// Creates a pool of at most `most` connections. A statement may run for four fifths of `limit`, and may wait for a
+    /// lock for half of it.
     pub(super) fn new(url: &PostgresUrl, schema: &str, limit: Duration, most: usize) -> Result<Self, String> {
         let manager = ManagerConfig { recycling_method: RecyclingMethod::Fast };
         let manager = Manager::from_config(url.config.clone(), url.tls.clone(), manager);
         let (statement, lock) = (limit.as_millis() * 4 / 5, limit.as_millis() / 2);
-        // The server's side of a connection must not outlive this side for long: it may hold locks.
+        // The server's side of a connection must not outlive this side for long, because it may hold locks.
         let setup = format!(
             "SET search_path TO {schema}; SET client_min_messages TO warning; SET synchronous_commit TO on; SET statement_timeout TO {statement}; \
              SET lock_timeout TO {lock}; SET idle_in_transaction_session_timeout TO {}; SET tcp_keepalives_idle TO 5; \
@@ -74,7 +75,7 @@ impl Connections {
         Ok(Connection { object: Some(self.0.get().await?), is_busy: false })
     }
 
-    /// A connection that does not belong to these any more.
+    /// Takes a connection out of the pool for good.
     pub(super) async fn detached(&self) -> Result<deadpool_postgres::ClientWrapper, Failure> {
         Ok(Client::take(self.0.get().await?))
     }
@@ -93,13 +94,13 @@ impl Connection {
         Ok(rows)
     }
 
-    /// Begins a transaction with these statements.
+    /// Begins a transaction, and runs these statements in it.
     pub(super) async fn begin(&mut self, begin: &str, steps: &[Step]) -> Result<Vec<Vec<Row>>, Failure> {
         self.is_busy = true;
         self.send(Some(begin), steps, None).await
     }
 
-    /// Ends the transaction with these statements.
+    /// Runs these statements, and commits the transaction.
     pub(super) async fn commit(&mut self, steps: &[Step]) -> Result<Vec<Vec<Row>>, Failure> {
         let rows = self.send(None, steps, Some("COMMIT")).await?;
         self.is_busy = false;
@@ -112,7 +113,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Reads everything as of one moment.
+    /// Runs these statements on one consistent snapshot.
     pub(super) async fn snapshot(&mut self, steps: &[Step]) -> Result<Vec<Vec<Row>>, Failure> {
         self.is_busy = true;
         let begin = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
@@ -124,7 +125,8 @@ impl Connection {
     async fn send(&self, begin: Option<&str>, steps: &[Step], end: Option<&str>) -> Result<Vec<Vec<Row>>, Failure> {
         assert!(steps.len() <= MOST_STEPS);
         let client = self.object.as_ref().expect("only `drop` takes it");
-        // All before the first is sent, so that they are sent in order. It takes no time once the connection has been used.
+        // All statements are prepared before the first is sent, so that they are sent in order. This takes no time once
+        // the connection has been used for them.
         let statements = try_join_all(steps.iter().map(|step| client.prepare_cached(step.sql))).await?;
         let mut sent: Vec<BoxFuture<'_, Result<Vec<Row>, Error>>> = Vec::new();
         if let Some(begin) = begin {

@@ -1,4 +1,4 @@
-//! Transactions: what all requests share.
+//! Transactions: the code that all requests share.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -23,53 +23,53 @@ use crate::session::error::StoreError;
 use crate::session::id::{Owner, VersionId};
 use crate::session::index::{Change, Limits, Reservation};
 
-/// Called with the versions whose objects nothing points to any more.
+/// The callback for versions whose objects nothing points to any more.
 pub(crate) type Freed = Box<dyn Fn(&[VersionId]) + Send + Sync>;
 
-/// Most attempts of a transaction that others are in the way of.
+/// Maximum number of attempts of a transaction that conflicts with others.
 const ATTEMPTS: u32 = 6;
 
-/// Most milliseconds between two of them; fewer before.
+/// Maximum pause between two attempts, in milliseconds; the first pauses are shorter.
 const PAUSE: u64 = 100;
 
-/// Owners whose requests this server carries out at the same time; others that happen to have the same number wait.
+/// Number of lanes. Each owner has one; owners that happen to share a lane wait for each other.
 const LANES: usize = 256;
 
-/// Reads of one owner that are carried out at the same time, so that others always find a connection.
+/// Maximum number of concurrent reads of one owner, so that others always find a connection.
 const READS: usize = 4;
 
-/// A database, and what this server knows of it.
+/// A database, and this server's state for it.
 pub(super) struct Database {
     pub(super) connections: Connections,
-    /// For what the server does on its own.
+    /// Connections for the server's own work.
     pub(super) own: Connections,
     pub(super) health: Health,
     pub(super) ledger: Ledger,
     pub(super) limits: Limits,
-    /// How long a request may take: an answer that takes longer never comes.
+    /// Time limit of a request; after that, it counts as unanswered.
     pub(super) limit: Duration,
-    /// How long a server counts as alive after it was seen.
+    /// How long a server counts as alive after its last heartbeat.
     pub(super) ttl: Duration,
     /// The id of this server.
     pub(super) server: String,
-    /// Bytes of its own name, in which locks are named.
+    /// The name of the schema, which is also part of the names of locks.
     pub(super) schema: String,
     pub(super) transactions: AtomicU64,
     pub(super) freed: Freed,
     /// Wakes the task that reads the totals.
     pub(super) stale: Notify,
-    /// Sessions whose leases are to be given back once the database can be reached.
+    /// Sessions whose leases are released once the database can be reached.
     pub(super) unreleased: StdMutex<HashSet<String>>,
     lanes: Vec<Lane>,
 }
 
-/// Where the requests of one owner wait for each other, and not in the database, where each would take a connection.
+/// Where the requests of one owner wait for each other. If they waited in the database, each would take a connection.
 struct Lane {
     writes: Mutex<()>,
     reads: Semaphore,
 }
 
-/// What a database is opened with.
+/// The parts from which a database is made.
 pub(super) struct Parts {
     pub(super) connections: Connections,
     pub(super) own: Connections,
@@ -81,7 +81,7 @@ pub(super) struct Parts {
     pub(super) freed: Freed,
 }
 
-/// Whether this server may believe that there is more space than the others have left.
+/// Returns whether an error is about space: this server may believe that there is more than the others have left.
 fn is_about_space(error: &StoreError) -> bool {
     matches!(error, StoreError::Quota { quota, .. } if *quota != "sessions") || matches!(error, StoreError::Full { .. })
 }
@@ -123,7 +123,7 @@ impl Database {
         }
     }
 
-    /// Bounds how long work on the database takes, and notes whether the database can be used.
+    /// Bounds the time of work on the database, and records whether the database can be reached.
     pub(super) async fn bounded<T>(
         &self,
         work: impl Future<Output = Result<T, Failure>> + Send,
@@ -132,7 +132,8 @@ impl Database {
         self.unchecked(work).await.map_err(|failure| self.health.note(failure))
     }
 
-    /// A connection for a request. The wait for one says nothing of the database, and is bounded by itself.
+    /// Returns a connection for a request. The wait for it has its own bound, and running into that bound says nothing
+    /// about the database.
     async fn connection(&self) -> Result<Connection, StoreError> {
         self.health.check()?;
         self.connections.get().await.map_err(|failure| self.health.note(failure))
@@ -146,7 +147,7 @@ impl Database {
         timeout(self.limit, work).await.unwrap_or_else(late)
     }
 
-    /// Runs statements, each a transaction.
+    /// Runs statements, each as its own transaction.
     pub(super) async fn run(&self, steps: &[Step]) -> Result<Vec<Vec<Row>>, StoreError> {
         let mut connection = self.connection().await?;
         self.bounded(connection.run(steps)).await
@@ -157,28 +158,28 @@ impl Database {
         Ok(self.run(&[step]).await?.swap_remove(0))
     }
 
-    /// Runs statements that read as of one moment.
+    /// Runs statements that read one consistent snapshot.
     pub(super) async fn snapshot(&self, steps: &[Step]) -> Result<Vec<Vec<Row>>, StoreError> {
         let mut connection = self.connection().await?;
         self.bounded(connection.snapshot(steps)).await
     }
 
-    /// Reads something of an owner.
+    /// Reads data of an owner.
     pub(super) async fn query_of(&self, owner: Owner, step: Step) -> Result<Vec<Row>, StoreError> {
         let _permit = self.read_permit(owner).await?;
         self.query(step).await
     }
 
-    /// Reads something of an owner as of one moment.
+    /// Reads data of an owner from one consistent snapshot.
     pub(super) async fn snapshot_of(&self, owner: Owner, steps: &[Step]) -> Result<Vec<Vec<Row>>, StoreError> {
         let _permit = self.read_permit(owner).await?;
         self.snapshot(steps).await
     }
 
-    /// Waits until fewer than [`READS`] reads of the owner are carried out.
+    /// Waits until fewer than [`READS`] reads of the owner are running.
     async fn read_permit(&self, owner: Owner) -> Result<SemaphorePermit<'_>, StoreError> {
         self.health.check()?;
-        // Its semaphore is never closed.
+        // The semaphore is never closed.
         let permit = timeout(self.limit, self.lane(owner).reads.acquire()).await.ok().and_then(Result::ok);
         permit.ok_or_else(too_many)
     }
@@ -187,7 +188,7 @@ impl Database {
         &self.lanes[usize::from(owner.0[0].wrapping_add(owner.0[15]))]
     }
 
-    /// Runs one statement that others may be in the way of.
+    /// Runs one statement, and repeats it if it conflicts with other transactions.
     pub(super) async fn retry(&self, step: Step) -> Result<Vec<Row>, StoreError> {
         let mut attempt = 0;
         loop {
@@ -201,7 +202,7 @@ impl Database {
         }
     }
 
-    /// Rows of an owner as of one moment.
+    /// Reads rows of an owner from one consistent snapshot.
     pub(super) async fn read(&self, owner: Owner, reads: &Reads) -> Result<Work, StoreError> {
         let steps = reads.steps(owner, Access::Read);
         let rows = self.snapshot_of(owner, &steps).await?;
@@ -211,8 +212,8 @@ impl Database {
         }
     }
 
-    /// Runs a transaction on the rows of one owner: reads what it needs, and stores what `work` makes of it. While it runs,
-    /// no other transaction writes these rows. If others are in the way, `work` runs again.
+    /// Runs a transaction on the rows of one owner: reads what it needs, and stores the changes that `work` makes.
+    /// While it runs, no other transaction writes these rows. If it conflicts with others, `work` runs again.
     pub(super) async fn write<T: Send>(
         &self,
         owner: Owner,
@@ -281,7 +282,7 @@ impl Database {
         Ok(())
     }
 
-    /// Counts what a transaction has changed, whose last statement returned its number.
+    /// Adds a committed transaction's changes to the totals. Its last statement returned the transaction's number.
     pub(super) fn committed(
         &self,
         last: Option<&Vec<Row>>,

@@ -1,6 +1,6 @@
-//! Evicting versions to make space. The owner that uses most loses first, as long as it uses more than its share: old
-//! versions of its least recently used sessions, then its stored responses, oldest first, and then the tagged versions of its
-//! sessions. A session's head is never evicted.
+//! Evicts versions to make space. The owner that uses most loses first, as long as it uses more than its share: old
+//! versions of its least recently used sessions, then its stored responses, oldest first, and then the tagged versions
+//! of its sessions. A session's head is never evicted.
 
 use std::collections::{BTreeMap, BinaryHeap, HashMap, HashSet, VecDeque};
 
@@ -14,10 +14,10 @@ use crate::session::id::Owner;
 use crate::session::index::branches::drop_version;
 use crate::session::index::{Transaction, Victims};
 
-/// Sessions or responses in one page: few in the tests, so that they need several.
+/// Number of sessions or responses in one page: small in tests, so that they need several pages.
 const PAGE: usize = if cfg!(test) { 2 } else { 64 };
 
-/// Most holders that release their versions in one transaction.
+/// Maximum number of holders that release their versions in one transaction.
 const BATCH: usize = if cfg!(test) { 3 } else { 500 };
 
 const SESSIONS: &str = "SELECT s.id, s.used, s.head, s.tags, l.position, l.version, v.bytes, v.kept_by FROM (SELECT id, used, \
@@ -42,13 +42,13 @@ enum Class {
 #[derive(Clone, Debug)]
 struct Holder {
     class: Class,
-    /// A session or a response.
+    /// The id of a session or a response.
     name: String,
-    /// The position in the session's list.
+    /// The position in the session's list; 0 for a response.
     position: u64,
 }
 
-/// A holder, the version that it may release, that version's bytes, and how many hold it.
+/// A holder, the version that it may release, that version's bytes, and the number of its holders.
 type Found = (Holder, String, u64, u64);
 
 /// The holders of an owner's versions, in the order of eviction.
@@ -59,7 +59,7 @@ struct Holders {
     next: VecDeque<Found>,
 }
 
-/// A version at least one of whose holders may release it.
+/// A version that at least one of its holders may release.
 #[derive(Debug)]
 struct Candidate {
     other_holders: u64,
@@ -104,8 +104,8 @@ impl Database {
         Ok(Some(evicted))
     }
 
-    /// The holders that must release their versions to free at least `missing` bytes; `None` if that would not free enough.
-    /// Reads the rows of owners that may lose something, from the one that uses most on, and no further ones.
+    /// Returns the holders that must release their versions to free at least `missing` bytes; `None` if that would not
+    /// free enough. Reads only rows of owners that may lose versions, starting with the owner that uses most.
     async fn droppable(
         &self,
         victims: &Victims,
@@ -114,11 +114,11 @@ impl Database {
         let mut search = Search::default();
         let mut largest = BinaryHeap::from([victims.writer]);
         let mut other = victims.next(None);
-        // An owner that meanwhile uses less comes up again, and must not lose twice.
+        // An owner whose use shrinks in the meantime comes up again, and must not lose twice.
         let mut seen = HashSet::new();
         let mut freed = 0;
         while freed < missing {
-            // The others are looked up as they become the largest.
+            // The other owners are looked up as they become the largest.
             while let Some(next) = other.filter(|next| largest.peek() < Some(next)) {
                 if seen.insert(next.1) {
                     largest.push(next);
@@ -204,7 +204,7 @@ impl Search {
 }
 
 impl Work {
-    /// Makes holders release their versions, and returns how many did. Those that have changed meanwhile are passed over.
+    /// Makes holders release their versions, and returns how many did. Skips holders that have changed in the meantime.
     fn evict(&mut self, holders: &[Holder], lineage: usize) -> Result<usize, StoreError> {
         let mut evicted = 0;
         for Holder { class, name, position } in holders {

@@ -1,4 +1,4 @@
-//! Removing what has expired, and texts that nothing needs. One owner at a time, so that others do not wait.
+//! Removes expired items, and texts that nothing needs: one owner at a time, so that others do not wait.
 
 use std::collections::BTreeMap;
 
@@ -11,10 +11,11 @@ use crate::session::error::StoreError;
 use crate::session::id::Owner;
 use crate::session::index::{Exempt, Transaction};
 
-/// Items in one page: few in the tests, so that they need several.
+/// Number of items in one page: small in tests, so that they need several pages.
 const PAGE: usize = if cfg!(test) { 2 } else { 500 };
 
-/// Most versions that the sessions removed in one transaction list, unless it is only one session.
+/// Maximum number of versions listed by the sessions that are removed in one transaction, unless it is only one
+/// session.
 const MOST_ROWS: u64 = if cfg!(test) { 5 } else { 5000 };
 
 const SESSIONS: &str = "SELECT s.id, s.owner, s.ends, s.kept + s.known FROM sessions s WHERE (s.ends, s.id) > ($1, $2) AND \
@@ -30,7 +31,8 @@ const ANY: &str = "SELECT EXISTS (SELECT FROM responses WHERE ends <= $1) OR EXI
 
 const DEAD_TEXTS: &str = "SELECT DISTINCT owner FROM texts WHERE refs = 0 LIMIT 100";
 
-/// What no row needs any more: ended streams, servers that have not been seen for long, their leases, and owners of nothing.
+/// Removes what nothing needs any more: servers that have not been seen for a long time, their leases, and owners of
+/// nothing.
 const CLEAN: [&str; 3] = [
     "DELETE FROM servers WHERE seen < clock_timestamp() - make_interval(secs => 100 * $1::double precision)",
     "DELETE FROM leases l WHERE NOT EXISTS (SELECT FROM servers v WHERE v.id = l.server)",
@@ -51,8 +53,8 @@ struct Batch {
 type Cursor = (i64, String);
 
 impl Database {
-    /// A page of expired sessions that are not exempt: id, owner, and the versions that they list. Moves the cursor on; `None`
-    /// at the end. Only sessions are ever in use.
+    /// Returns a page of expired sessions that are not exempt: id, owner, and the number of versions that they list.
+    /// Advances the cursor; returns `None` at the end. Only sessions are ever in use, so nothing else can be exempt.
     async fn expired_sessions(
         &self,
         now: u64,
@@ -136,7 +138,7 @@ impl Database {
         }
     }
 
-    /// Removes those of these items that have still expired, and returns how many.
+    /// Removes these items if they are still expired, and returns how many were removed.
     async fn remove_expired(&self, owner: Owner, now: u64, reads: Reads) -> Result<usize, StoreError> {
         let leased = (!reads.sessions.is_empty()).then_some(self.ttl.as_secs_f64());
         let reads = Reads { lists: Lists::All, leased, ..reads };

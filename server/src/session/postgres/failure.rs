@@ -1,4 +1,4 @@
-//! Why a request to the database failed, and what that means.
+//! The failures of database requests, and how they are handled.
 
 use std::error::Error as _;
 
@@ -13,11 +13,11 @@ use crate::session::error::StoreError;
 pub(super) enum Failure {
     /// The request is refused.
     Refused(StoreError),
-    /// Another transaction was in the way. The same request may succeed now.
+    /// Another transaction was in the way. The same request may succeed if it is repeated.
     Conflict(String),
     /// The database cannot be used at all.
     Down(String),
-    /// This request failed, and others may succeed.
+    /// This request failed; others may succeed.
     Failed(StoreError),
 }
 
@@ -54,7 +54,7 @@ impl Failure {
             return Self::Conflict(text);
         }
         if *code == SqlState::UNIQUE_VIOLATION {
-            // A session, owner or receipt that another transaction has added meanwhile is found by the next attempt.
+            // A session, owner or receipt that another transaction has just added is found by the next attempt.
             return match error.table() {
                 Some("versions") => Self::Failed(StoreError::Unavailable {
                     reason: "its snapshot was removed, because its upload took too long".to_owned(),
@@ -65,7 +65,8 @@ impl Failure {
         if *code == SqlState::DISK_FULL {
             return Self::Failed(StoreError::Full { reason: "PostgreSQL has no space left on its device".to_owned() });
         }
-        // Connections, credentials, the database itself, shutdown and restart, and a standby that takes no writes.
+        // Failures of connections, credentials or the database itself, shutdown and restart, or a standby that accepts
+        // no writes.
         let classes = ["08", "28", "3D", "53", "58", "57P"];
         let down = classes.iter().any(|class| code.code().starts_with(class));
         if down || *code == SqlState::READ_ONLY_SQL_TRANSACTION {
@@ -86,12 +87,12 @@ pub(super) fn unavailable(reason: impl AsRef<str>) -> StoreError {
     StoreError::Unavailable { reason: format!("PostgreSQL: {}", reason.as_ref()) }
 }
 
-/// The error for rows that contradict each other.
+/// Returns the error for rows that contradict each other.
 pub(super) fn damaged(reason: impl AsRef<str>) -> StoreError {
     StoreError::Unavailable { reason: format!("index error: {}", reason.as_ref()) }
 }
 
-/// An error and its causes.
+/// Describes an error and its causes.
 pub(super) fn described(error: &Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

@@ -1,4 +1,5 @@
-//! Whether the database can be used. Once it could not, requests are refused at once, until a task has found that it can.
+//! The health of the database. While it is unreachable, requests are refused at once, until a background task finds
+//! that it can be reached again.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -10,7 +11,7 @@ use crate::session::error::StoreError;
 #[derive(Debug, Default)]
 pub(super) struct Health {
     failure: Mutex<Option<StoreError>>,
-    /// Wakes the task that tries again.
+    /// Wakes the task that tries to reach the database again.
     pub(super) failed: Notify,
 }
 
@@ -23,7 +24,7 @@ impl Health {
         self.failure().map_or(Ok(()), Err)
     }
 
-    /// Notes what a request has found, and returns its error.
+    /// Records the failure of a request, and returns its error.
     pub(super) fn note(&self, failure: Failure) -> StoreError {
         let is_down = matches!(failure, Failure::Down(_));
         let error = failure.into_store_error();

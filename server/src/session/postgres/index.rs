@@ -1,4 +1,4 @@
-//! The index in PostgreSQL: what [`Index`] promises, for several servers at once.
+//! The index in PostgreSQL: an implementation of [`Index`] for several servers at once.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -31,7 +31,7 @@ impl fmt::Debug for PostgresIndex {
     }
 }
 
-/// The texts that those of new versions continue.
+/// Returns the ids of the texts that the texts of new versions continue.
 fn parents<'v>(versions: impl IntoIterator<Item = &'v NewVersion>) -> Vec<String> {
     let with_text = versions.into_iter().filter(|version| version.text.is_some());
     let mut parents: Vec<String> = with_text.filter_map(|version| version.row.parent.clone()).collect();
@@ -99,7 +99,7 @@ impl Index for PostgresIndex {
 
     async fn create(&self, create: Create) -> Result<Head, StoreError> {
         let reads = Reads {
-            // All that an old one lists is removed.
+            // Everything that a replaced session lists is removed.
             lists: if create.replace { Lists::All } else { Lists::None },
             versions: vec![create.row.head.clone()],
             texts: parents(&create.version),

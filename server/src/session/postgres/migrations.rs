@@ -1,4 +1,4 @@
-//! The schema of the tables, which only ever moves forward.
+//! Migrations of the schema of the tables, which only ever move forward.
 
 use std::error::Error as _;
 use std::io;
@@ -10,13 +10,13 @@ use super::address::PostgresUrl;
 use super::failure::{Failure, described, unavailable};
 use crate::session::error::StoreError;
 
-/// Each brings the schema to the next version.
+/// The migrations; each brings the schema to the next version.
 const MIGRATIONS: [&str; 1] = [include_str!("migrations/0001.sql")];
 
-/// The oldest server that has what the statements use.
+/// The oldest PostgreSQL version that supports the statements, as in `server_version_num`.
 const OLDEST: i32 = 130_000;
 
-/// Creates a schema, or brings it to the version that this program knows.
+/// Creates a schema, or migrates it to the version that this program knows.
 pub(super) async fn migrate(url: &PostgresUrl, schema: &str) -> Result<(), StoreError> {
     let connect = async {
         let (client, connection) = url.config.connect(url.tls.clone()).await?;
@@ -49,17 +49,18 @@ fn refused(reason: String) -> StoreError {
     StoreError::Database { reason }
 }
 
-/// Whether connecting may succeed later: nobody answers, or PostgreSQL starts, stops or has no connection left.
+/// Returns whether connecting may succeed later: nobody answers, or PostgreSQL is starting, stopping or out of
+/// connections.
 fn may_pass(error: &Error) -> bool {
     let io = error.source().and_then(|cause| cause.downcast_ref::<io::Error>());
     match error.code() {
         Some(code) => ["08", "53", "57P"].iter().any(|class| code.code().starts_with(class)),
-        // A certificate that is not trusted is invalid data.
+        // An untrusted certificate is reported as invalid data.
         None => error.is_closed() || io.is_some_and(|error| error.kind() != io::ErrorKind::InvalidData),
     }
 }
 
-/// Returns whether the connection has TLS.
+/// Runs the migrations, and returns whether the connection uses TLS.
 async fn run(client: &Client, schema: &str) -> Result<bool, Failure> {
     let refused = |reason| Failure::Refused(StoreError::Database { reason });
     let version = client.query_one("SELECT current_setting('server_version_num')::integer", &[]).await?;

@@ -1,8 +1,8 @@
-//! The index in PostgreSQL, which several servers share: one schema for each model. No type of tokio-postgres leaves this
+//! The index in PostgreSQL, which several servers share: one schema per model. No tokio-postgres type leaves this
 //! folder.
 //!
-//! A transaction locks the row of its owner and reads what it needs (`reads.rs`), decides in memory (`work.rs`), and
-//! writes what has changed (`writes.rs`): two round trips.
+//! A transaction locks its owner's row and reads what it needs (`reads.rs`), decides in memory (`work.rs`), and writes
+//! what has changed (`writes.rs`), in two round trips.
 
 mod address;
 mod background;

@@ -1,4 +1,4 @@
-//! Opening an index in PostgreSQL.
+//! Opens an index in PostgreSQL.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,18 +17,18 @@ use crate::session::error::StoreError;
 use crate::session::id::SessionId;
 use crate::session::index::Limits;
 
-/// How long a server that starts waits for a database that cannot be reached, and at most between two attempts.
+/// How long a starting server waits for an unreachable database, and the longest pause between two attempts.
 const PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 60 });
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// How an index is opened.
+/// The options with which an index is opened.
 #[derive(Clone, Debug)]
 pub(crate) struct PostgresOptions {
     pub(crate) url: PostgresUrl,
-    /// The schema of its tables: one for each model, as sessions of one are useless to another.
+    /// The schema of its tables: one per model, because sessions of one model are useless to another.
     pub(crate) schema: String,
     pub(crate) limits: Limits,
-    /// How long a server counts as alive after it was seen.
+    /// How long a server counts as alive after its last heartbeat.
     pub(crate) ttl: Duration,
     /// How long a request may take.
     pub(crate) limit: Duration,
@@ -37,7 +37,7 @@ pub(crate) struct PostgresOptions {
 }
 
 impl PostgresOptions {
-    /// With the usual times. `model` is a name of letters and digits.
+    /// Returns options with the usual times. `model` is a name of letters and digits.
     pub(crate) fn new(url: PostgresUrl, model: &str, limits: Limits) -> Self {
         let seconds = Duration::from_secs;
         let schema = format!("tidegate_{model}");
@@ -46,13 +46,13 @@ impl PostgresOptions {
 }
 
 impl PostgresOptions {
-    /// For work that no client waits for.
+    /// Returns options for work that no client waits for.
     pub(crate) fn patient(url: PostgresUrl, model: &str, limits: Limits) -> Self {
         Self { limit: Duration::from_mins(5), ..Self::new(url, model, limits) }
     }
 }
 
-/// Tries something for a while until the database, or what else it needs, can be reached.
+/// Repeats an attempt for some time, until the database, or whatever else it needs, can be reached.
 pub(crate) async fn patiently<T, F: Future<Output = Result<T, StoreError>>>(
     attempt: impl Fn() -> F,
 ) -> Result<T, StoreError> {
@@ -74,9 +74,9 @@ pub(crate) async fn patiently<T, F: Future<Output = Result<T, StoreError>>>(
 }
 
 impl PostgresIndex {
-    /// Opens the index, creating or migrating its schema if necessary. `freed` is called with the versions whose objects
-    /// nothing points to any more. Waits for a while for a database that cannot be reached: it may start at the same time, or
-    /// restart.
+    /// Opens the index, creating or migrating its schema if necessary. `freed` is called with the versions whose
+    /// objects nothing points to any more. Waits for some time for an unreachable database, which may be starting or
+    /// restarting.
     pub(crate) async fn open(options: PostgresOptions, freed: Freed) -> Result<Self, StoreError> {
         let freed = Arc::new(freed);
         patiently(|| {
@@ -96,7 +96,7 @@ impl PostgresIndex {
             |most| Connections::new(&url, &schema, limit, most).map_err(|reason| StoreError::Database { reason });
         let [requests, own] = CONNECTIONS;
         let (connections, own) = (connect(requests)?, connect(own)?);
-        // As random as any id.
+        // The server's id is as random as any other id.
         let server = SessionId::new().as_str().trim_start_matches("ses_").to_owned();
         let parts = Parts { connections, own, limits, limit, ttl, server, schema, freed };
         let database = Arc::new(Database::new(parts));
@@ -106,12 +106,12 @@ impl PostgresIndex {
         Ok(Self { database, leader: Leader::default(), tasks })
     }
 
-    /// Whether a server has used the index before.
+    /// Returns whether a server has used the index before.
     pub(crate) async fn has_begun(&self) -> Result<bool, StoreError> {
         Ok(!self.database.query(step!("SELECT FROM begun LIMIT 1")).await?.is_empty())
     }
 
-    /// Notes that one uses it from now on.
+    /// Marks the index as in use.
     pub(crate) async fn begin(&self) -> Result<(), StoreError> {
         self.database.query(step!("INSERT INTO begun (at) VALUES (clock_timestamp())")).await.map(drop)
     }

@@ -1,4 +1,4 @@
-//! What the store asks of sessions and their versions.
+//! Read queries on sessions and their versions.
 
 use std::collections::HashSet;
 
@@ -69,7 +69,7 @@ const KEEPERS: &str = "SELECT session, version FROM lineage WHERE kept AND versi
 
 const GARBAGE: &str = "SELECT id FROM garbage LIMIT $1";
 
-/// Versions in one page: few in the tests, so that they need several.
+/// Number of versions in one page: small in tests, so that they need several pages.
 const PAGE: usize = if cfg!(test) { 3 } else { 10_000 };
 
 fn head(row: &Row) -> Result<(String, Head), StoreError> {

@@ -1,4 +1,4 @@
-//! What a transaction reads before it decides anything. All of it is asked for at once.
+//! The reads of a transaction before it decides anything. They are all sent at once.
 
 use tokio_postgres::Row;
 
@@ -13,20 +13,21 @@ use crate::session::index::ResponseRow;
 #[derive(Clone, Debug, Default)]
 pub(super) struct Reads {
     pub(super) sessions: Vec<String>,
-    /// Which versions of these sessions.
+    /// Which versions of these sessions to read.
     pub(super) lists: Lists,
     pub(super) versions: Vec<String>,
-    /// A version, and how many of it and its ancestors.
+    /// A version, and how many versions of its chain to read, itself included.
     pub(super) chain: Option<(String, usize)>,
     pub(super) responses: Vec<String>,
     /// Keys of receipts.
     pub(super) receipts: Vec<String>,
     pub(super) texts: Vec<String>,
-    /// Whether to read the texts that nothing needs, at most about so many.
+    /// The approximate maximum number of unneeded texts to read, if any are to be read.
     pub(super) dead_texts: Option<usize>,
     /// Versions to add that another index had. Rows that are in their way are read.
     pub(super) added: Vec<String>,
-    /// Whether to read which of the sessions have a lease, given how many seconds a server lives on.
+    /// The time in seconds after its last heartbeat that a server counts as alive, if the leases of the sessions are to
+    /// be read.
     pub(super) leased: Option<f64>,
 }
 
@@ -35,7 +36,8 @@ pub(super) struct Reads {
 pub(super) enum Lists {
     #[default]
     None,
-    /// Those that it keeps, and those that it will list no more once it lists so many that it does not keep.
+    /// The versions that the session keeps, and those that it would no longer list if it may list only this many
+    /// versions that it does not keep.
     Beyond(usize),
     All,
 }
@@ -67,7 +69,7 @@ const VERSIONS: &str = concat!(
     " FROM versions v WHERE v.owner = $3 AND (v.id = ANY($1) OR v.id IN (SELECT version FROM responses WHERE id = ANY($2)))"
 );
 
-/// A version and its ancestors.
+/// Reads a version and its ancestors.
 pub(super) const CHAIN: &str = concat!(
     "WITH RECURSIVE chain AS (SELECT v.*, 1::bigint AS number FROM versions v WHERE v.id = $1 AND v.owner = $2 UNION ALL \
      SELECT v.*, c.number + 1 FROM chain c JOIN versions v ON v.id = c.parent AND v.owner = $2 WHERE c.number < $3) SELECT ",
@@ -75,20 +77,20 @@ pub(super) const CHAIN: &str = concat!(
     " FROM chain v ORDER BY v.number"
 );
 
-/// A response.
+/// Reads responses.
 pub(super) const RESPONSES: &str = "SELECT id, owner, version, ends, body FROM responses WHERE id = ANY($1)";
 
 const RECEIPTS: &str = "SELECT key, ends, bytes FROM receipts WHERE owner = $1 AND key = ANY($2)";
 
 const TEXTS: &str = "SELECT id, tokens, messages FROM texts WHERE owner = $1 AND id = ANY($2)";
 
-/// Texts without a reference, and those that they alone continue.
+/// Texts without references, and the texts that only they continue.
 const DEAD_TEXTS: &str = "WITH RECURSIVE dead AS (SELECT * FROM (SELECT id, parent, bytes, 1 AS number FROM texts WHERE owner = \
     $1 AND refs = 0 LIMIT $2) AS first UNION ALL SELECT t.id, t.parent, t.bytes, d.number + 1 FROM dead d JOIN texts t ON t.id \
     = d.parent AND t.owner = $1 AND t.refs = 1 WHERE d.number < $2) SELECT id, parent, bytes FROM dead";
 
-/// What is in the way of versions that another index had. An hour after an object was claimed, it is gone: removing it takes
-/// seconds. The clock is the database's.
+/// Reads what is in the way of versions that another index had. An hour after an object was claimed, it is gone,
+/// because removing it takes only seconds. The clock is the database's.
 const OBSTACLES: &str = "SELECT v.id, CASE WHEN v.owner <> '' THEN 'foreign' WHEN v.time > extract(epoch FROM \
     clock_timestamp()) * 1000 - 3600000 THEN 'removing' ELSE 'claim' END FROM versions v WHERE v.id = ANY($1) AND v.owner <> $2 \
     UNION ALL SELECT g.id, 'removing' FROM garbage g WHERE g.id = ANY($1)";
@@ -101,14 +103,14 @@ const LEASED: &str = "SELECT l.session FROM leases l JOIN servers v ON v.id = l.
 pub(super) enum Access {
     /// Without a lock.
     Read,
-    /// The row is locked, which all other writes of the owner wait for.
+    /// With a lock on the row, which all other writes of the owner wait for.
     Lock,
-    /// The same, and it is added first.
+    /// With a lock, after adding the row.
     Add,
 }
 
 impl Reads {
-    /// A session alone.
+    /// Reads only a session.
     pub(super) fn session(id: &str) -> Self {
         Self { sessions: vec![id.to_owned()], ..Self::default() }
     }
@@ -159,7 +161,7 @@ impl Reads {
         steps
     }
 
-    /// The rows that these steps have read; `None` if the owner has no row.
+    /// Loads the rows that these steps have read; returns `None` if the owner has no row.
     pub(super) fn load(of: Owner, steps: &[Step], rows: &[Vec<Row>]) -> Result<Option<Work>, StoreError> {
         let (Some(account), Some(disk)) = (rows[0].first(), rows[1].first()) else { return Ok(None) };
         let account = Account {
@@ -174,7 +176,7 @@ impl Reads {
         Self::fill(Work::new(of, account, get(disk, 0)?), steps, rows).map(Some)
     }
 
-    /// Adds the rows that these steps have read beside the owner's.
+    /// Adds the rows that these steps have read, except for the owner's row.
     pub(super) fn fill(mut work: Work, steps: &[Step], rows: &[Vec<Row>]) -> Result<Work, StoreError> {
         for (step, rows) in steps.iter().zip(rows).skip(2) {
             for row in rows {
@@ -232,7 +234,7 @@ impl Work {
     }
 }
 
-/// A response and its id.
+/// Parses a response and its id.
 pub(super) fn response(row: &Row) -> Result<(String, ResponseRow), StoreError> {
     let found = ResponseRow { owner: owner(row, 1)?, version: get(row, 2)?, ends: number(row, 3)?, body: get(row, 4)? };
     Ok((get(row, 0)?, found))

@@ -1,4 +1,4 @@
-//! Rows of the database as the index's own types, and the other way round.
+//! Converts database rows to the index's own types, and back.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -19,7 +19,7 @@ macro_rules! session_columns {
 }
 pub(super) use session_columns;
 
-/// How many they are.
+/// The number of these columns.
 pub(super) const SESSION_COLUMNS: usize = 15;
 
 /// The columns of a version, in the order of [`version`].
@@ -31,17 +31,17 @@ macro_rules! version_columns {
 }
 pub(super) use version_columns;
 
-/// A column's value.
+/// Returns the value of a column.
 pub(super) fn get<'r, T: FromSql<'r>>(row: &'r Row, at: usize) -> Result<T, StoreError> {
     row.try_get(at).map_err(|error| damaged(error.to_string()))
 }
 
-/// A number that is never negative.
+/// Returns a number that is never negative.
 pub(super) fn number(row: &Row, at: usize) -> Result<u64, StoreError> {
     get::<i64>(row, at).map(|number| number as u64)
 }
 
-/// A number for a column: one beyond what the column can have is the largest.
+/// Converts a number for a column; a number beyond the column's range becomes the largest one in it.
 pub(super) fn column(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
@@ -55,20 +55,20 @@ pub(super) fn owner_column(owner: Owner) -> Vec<u8> {
     owner.0.to_vec()
 }
 
-/// What a column has as JSON; the default, if nothing.
+/// Parses a column's JSON; returns the default if it is null.
 pub(super) fn json<T: DeserializeOwned + Default>(row: &Row, at: usize) -> Result<T, StoreError> {
     let bytes: Option<&[u8]> = get(row, at)?;
     let parsed = bytes.map(serde_json::from_slice).transpose();
     Ok(parsed.map_err(|error| damaged(error.to_string()))?.unwrap_or_default())
 }
 
-/// A value as JSON; nothing, if it is the default.
+/// Converts a value to JSON; returns `None` if it is the default.
 pub(super) fn json_column<T: Serialize + Default + PartialEq>(value: &T) -> Option<Vec<u8>> {
-    // Maps and lists of texts always are JSON.
+    // Maps and lists of strings can always be written as JSON.
     (*value != T::default()).then(|| serde_json::to_vec(value).unwrap_or_default())
 }
 
-/// A session and its id, whose columns begin at `at`.
+/// Parses a session and its id. Its columns begin at `at`.
 pub(super) fn session(row: &Row, at: usize) -> Result<(String, SessionRow), StoreError> {
     let forked: (Option<String>, Option<String>) = (get(row, at + 13)?, get(row, at + 14)?);
     let found = SessionRow {
@@ -89,7 +89,7 @@ pub(super) fn session(row: &Row, at: usize) -> Result<(String, SessionRow), Stor
     Ok((get(row, at)?, found))
 }
 
-/// A version and its id, whose columns begin at `at`.
+/// Parses a version and its id. Its columns begin at `at`.
 pub(super) fn version(row: &Row, at: usize) -> Result<(String, VersionRow), StoreError> {
     let label: Option<Vec<u8>> = get(row, at + 5)?;
     let found = VersionRow {

@@ -1,5 +1,5 @@
-//! The servers that share the index: which are alive, which of them works on a session, which one leads, and the streams that
-//! one can take over from another. Whether a server is alive is decided by the clock of the database alone.
+//! The servers that share the index: which are alive, which of them works on a session, which one is the leader, and
+//! the streams that one server can take over from another. Only the database's clock decides whether a server is alive.
 
 use std::collections::HashSet;
 use std::sync::{MutexGuard, PoisonError};
@@ -15,7 +15,7 @@ use crate::session::error::StoreError;
 use crate::session::id::{Owner, SessionId};
 use crate::session::index::{NewStream, StreamRow};
 
-/// Streams of one owner that have ended and are kept: their records count towards no quota.
+/// Maximum number of ended streams kept per owner. They need a bound because their records count toward no quota.
 pub(super) const MAX_ENDED_STREAMS: u64 = 256;
 
 const SEEN: &str = "INSERT INTO servers (id, seen) VALUES ($1, clock_timestamp()) ON CONFLICT (id) DO UPDATE SET seen = \
@@ -48,7 +48,8 @@ const TAKE_STREAM: &str = "UPDATE streams s SET server = $3 WHERE s.id = $1 AND 
 const RELEASE_STREAM: &str = "UPDATE streams SET server = NULL, record = coalesce($4::bytea, record) WHERE id = $1 AND \
     owner = $2 AND server = $3";
 
-/// The statement sees the streams as they were before it: the one that it keeps is not among the others.
+/// Both parts of the statement see the streams as they were before it, so the stream that is kept does not count among
+/// the others.
 const KEEP_STREAM: &str = "WITH kept AS (UPDATE streams SET server = NULL, ends = $4, ended = true WHERE id = $1 AND owner = $2 AND \
     server = $3 RETURNING id) DELETE FROM streams WHERE EXISTS (SELECT FROM kept) AND id IN (SELECT id FROM streams WHERE owner = $2 \
     AND ended AND id <> $1 ORDER BY ends DESC OFFSET $5)";
@@ -57,7 +58,7 @@ const WITHDRAW_STREAM: &str = "DELETE FROM streams WHERE id = $1 AND owner = $2 
 
 const DELETE_STREAM: &str = "DELETE FROM streams WHERE id = $1 AND owner = $2";
 
-/// The connection whose lock says which server leads, and whether it has the lock.
+/// The connection whose lock makes a server the leader, and whether it has the lock.
 #[derive(Debug, Default)]
 pub(super) struct Leader(Mutex<Option<(ClientWrapper, bool)>>);
 
@@ -68,13 +69,13 @@ impl Leader {
 }
 
 impl Database {
-    /// Says that this server is alive.
+    /// Sends a heartbeat: records that this server is alive.
     pub(super) async fn seen(&self) -> Result<(), StoreError> {
         let seen = step!(SEEN, self.server.clone());
         self.bounded(async { self.own.get().await?.run(&[seen]).await }).await.map(drop)
     }
 
-    /// Says that it is not, so that others need not wait.
+    /// Records that this server has stopped, so that others need not wait for it.
     pub(super) async fn leave(&self) -> Result<(), StoreError> {
         for sql in LEAVE {
             self.retry(step!(sql, self.server.clone())).await?;
@@ -89,14 +90,15 @@ impl Database {
     }
 
     pub(super) async fn release(&self, session: &SessionId) {
-        // Before it is given back, because this may be cut off: as long as this server is alive, nobody else takes the lease.
+        // Recorded before the release, because the release may be interrupted, and nobody else can take the lease as
+        // long as this server is alive.
         self.unreleased().insert(session.to_string());
         if let Err(error) = self.release_late().await {
             tracing::debug!(%session, %error, "a lease is given back later");
         }
     }
 
-    /// Gives back all leases that are to be given back.
+    /// Releases all leases that are still to be released.
     pub(super) async fn release_late(&self) -> Result<(), StoreError> {
         let sessions: Vec<String> = self.unreleased().iter().cloned().collect();
         if sessions.is_empty() {
@@ -111,7 +113,8 @@ impl Database {
         self.unreleased.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The lock is that of a connection, and ends with it.
+    /// Returns whether this server is the leader. The leader holds a lock of a connection, which ends with the
+    /// connection.
     pub(super) async fn leads(&self, leader: &Leader) -> Result<bool, StoreError> {
         let mut held = leader.0.lock().await;
         let work = async {

@@ -1,4 +1,4 @@
-//! The totals of all servers, and the objects that none of them needs.
+//! The totals of all servers, and the objects that no server needs.
 
 use super::connection::step;
 use super::database::Database;
@@ -17,16 +17,17 @@ const FORGET: &str = "WITH gone AS (DELETE FROM garbage WHERE id = ANY($1) RETUR
     bytes) SELECT pg_backend_pid() % 64, -coalesce(sum(bytes), 0)::bigint FROM gone ON CONFLICT (stripe) DO UPDATE SET bytes = \
     used.bytes + excluded.bytes) SELECT pg_current_xact_id()::text, coalesce(sum(bytes), 0)::bigint FROM gone";
 
-/// A version's row is added once: by the commit of the version, or here, as the claim of an object that no version has. The
-/// other one finds it. A claim says when the object was last found, because an import takes over an old one. An object whose
-/// version is listed and not kept is never needed again. The rows of kept versions are only read: most objects have one.
+/// Claims objects. A version's row is inserted only once: by the commit of the version, or here, as the claim of an
+/// object that no version has; whichever comes second finds the row. A claim records when the object was last found,
+/// because an import may take over an old claim. An object whose version is listed but not kept is never needed again,
+/// so it is returned as well. Rows of kept versions are only read, because most objects have one.
 const CLAIM: &str = "WITH asked AS (SELECT id FROM unnest($1::text[]) AS id WHERE NOT EXISTS (SELECT FROM garbage g WHERE g.id \
     = id.id) AND NOT EXISTS (SELECT FROM versions v WHERE v.id = id.id AND v.owner <> '' AND v.kept_by > 0)), claimed AS (INSERT INTO versions (id, owner, tokens, time, kind, prompt_tokens, completion_tokens, bytes, \
     kept_by, known_by) SELECT id, '', 0, extract(epoch FROM clock_timestamp()) * 1000, '', 0, 0, 0, 0, 0 FROM asked ORDER BY id \
     ON CONFLICT (id) DO UPDATE SET time = excluded.time WHERE versions.owner = '' RETURNING id) SELECT id FROM claimed UNION \
     SELECT v.id FROM asked JOIN versions v ON v.id = asked.id WHERE v.kept_by = 0 AND v.owner <> ''";
 
-/// In an order, so that two servers do not wait for each other.
+/// The rows are locked in order, so that two servers do not deadlock.
 const USES: &str = "UPDATE sessions s SET used = c.used FROM (SELECT s.id, u.used FROM sessions s JOIN unnest($1::text[], \
     $2::bigint[]) AS u (id, used) ON u.id = s.id WHERE s.used < u.used ORDER BY s.id FOR UPDATE OF s) c WHERE s.id = c.id";
 

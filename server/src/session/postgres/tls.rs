@@ -1,4 +1,4 @@
-//! TLS for connections to PostgreSQL, by the rustls that the server has already. Certificates are always verified.
+//! TLS for connections to PostgreSQL, with the rustls that the server already uses. Certificates are always verified.
 
 use std::io;
 use std::path::Path;
@@ -31,7 +31,7 @@ pub(super) struct Connect {
 pub(super) struct Stream(Encrypted<Socket>);
 
 impl Tls {
-    /// With the certificates of a file, or else those of the system.
+    /// Trusts the certificates in a file, or the system's if no file is given.
     pub(super) fn new(roots: Option<&Path>) -> Result<Self, String> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
@@ -61,7 +61,7 @@ impl MakeTlsConnect<Socket> for Tls {
     type Error = rustls::pki_types::InvalidDnsNameError;
 
     fn make_tls_connect(&mut self, host: &str) -> Result<Connect, Self::Error> {
-        // A socket of this machine has no name, and no TLS.
+        // A Unix socket has no host name, and does not use TLS.
         let host = ServerName::try_from(if host.is_empty() { "localhost" } else { host })?.to_owned();
         Ok(Connect { connector: Arc::clone(&self.0).into(), host })
     }

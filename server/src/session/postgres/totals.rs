@@ -1,17 +1,18 @@
-//! The totals in memory: what this server's transactions change is added at once, and the true totals, which other servers
-//! change as well, replace them every few seconds.
+//! The totals in memory: changes by this server's transactions are added at once, and every few seconds the true
+//! totals, which other servers change as well, replace them.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::session::index::{Capacity, Change, Reservation, Totals};
 
-/// Which transactions were committed at one moment, as PostgreSQL writes it: `xmin:xmax:xid,xid`.
+/// A database snapshot: which transactions had been committed at one moment. PostgreSQL writes it as
+/// `xmin:xmax:xid,xid`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Moment {
-    /// All before this one have ended.
+    /// All transactions before this one had ended.
     first_running: u64,
-    /// This one and all after it had not begun.
+    /// This transaction and all later ones had not begun.
     first_unknown: u64,
     running: HashSet<u64>,
 }
@@ -24,13 +25,13 @@ impl Moment {
         Some(Self { first_running, first_unknown, running: running.map(str::parse).collect::<Result<_, _>>().ok()? })
     }
 
-    /// Whether a transaction, which is known to be committed, was so at this moment.
+    /// Returns whether a committed transaction had been committed at this moment.
     fn includes(&self, transaction: u64) -> bool {
         transaction < self.first_running || (transaction < self.first_unknown && !self.running.contains(&transaction))
     }
 }
 
-/// Keeps a [`Capacity`] true.
+/// Keeps a [`Capacity`] up to date.
 #[derive(Debug, Default)]
 pub(super) struct Ledger {
     pub(super) capacity: Capacity,
@@ -39,14 +40,14 @@ pub(super) struct Ledger {
 
 #[derive(Debug, Default)]
 struct State {
-    /// The moment of the totals that the capacity is based on.
+    /// The moment at which the totals that the capacity is based on were read.
     read_at: Moment,
-    /// The transactions of this server that are not part of them.
+    /// The transactions of this server that those totals do not include.
     later: Vec<(u64, Change)>,
 }
 
 impl Ledger {
-    /// Adds what a committed transaction has changed, unless the totals that were read since include it.
+    /// Adds what a committed transaction has changed, unless the totals already include it.
     pub(super) fn add(&self, transaction: u64, change: Change, fulfilled: Vec<Arc<Reservation>>) {
         let mut state = self.lock();
         let known = state.read_at.includes(transaction);
@@ -57,7 +58,7 @@ impl Ledger {
         self.capacity.apply(Change { fulfilled, ..now });
     }
 
-    /// Replaces the totals by those that were read at this moment.
+    /// Replaces the totals with those that were read at this moment.
     pub(super) fn replace(&self, totals: Totals, read_at: Moment) {
         let mut state = self.lock();
         state.later.retain(|(transaction, _)| !read_at.includes(*transaction));
@@ -73,7 +74,7 @@ impl Ledger {
     }
 }
 
-/// A change without its reservations.
+/// Copies a change without its reservations.
 fn copy(change: &Change) -> Change {
     let Change { live, garbage, sessions, versions, receipts, texts, owners, evictable, .. } = change;
     Change {
@@ -105,10 +106,10 @@ mod tests {
         let live = || ledger.capacity.totals(|totals| totals.live);
         let read = |live| Totals { live, owners: [(Owner([1; 16]), live)].into(), ..Totals::default() };
         ledger.add(10, change(1), Vec::new());
-        // The totals were read while 10 and 12 were running: they have neither.
+        // The totals were read while 10 and 12 were running, so they include neither.
         ledger.replace(read(100), Moment::parse("10:13:10,12").unwrap());
         assert_eq!(live(), 101);
-        // They have 11, which this server hears of later than of the totals.
+        // They include 11, which this server hears of after it has read the totals.
         ledger.add(11, change(2), Vec::new());
         assert_eq!(live(), 101);
         ledger.add(12, change(4), Vec::new());

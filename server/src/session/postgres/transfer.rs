@@ -1,4 +1,5 @@
-//! Moving sessions out of the index and into it, and what its verification reads. Servers may use the index meanwhile.
+//! Moves sessions out of the index and into it, and reads what its verification needs. Servers may use the index at the
+//! same time.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -15,7 +16,7 @@ use crate::session::error::StoreError;
 use crate::session::id::{SessionId, VersionId};
 use crate::session::index::{Listed, TextRow, Transaction, Transfer, VersionRow, text_bytes, text_chains};
 
-/// The names of schemas, without the ones of tests.
+/// Model names from the names of schemas, without those of tests.
 const MODELS: &str = "SELECT substr(nspname, 10) FROM pg_namespace WHERE nspname ~ '^tidegate_[0-9a-z]+$' ORDER BY 1";
 
 const IDS: &str = "SELECT id FROM sessions WHERE id > $1 ORDER BY id LIMIT $2";
@@ -48,7 +49,7 @@ const WITHOUT_HEAD: &str = "SELECT s.id, s.head FROM sessions s WHERE NOT EXISTS
 const WITHOUT_ROW: &str = "SELECT l.session, l.version FROM lineage l WHERE NOT EXISTS (SELECT FROM versions v WHERE v.id = \
     l.version AND v.known_by > 0) ORDER BY l.session, l.position";
 
-/// The models whose sessions are in a database.
+/// Returns the models whose sessions are in a database.
 pub(crate) async fn models(url: &PostgresUrl) -> Result<Vec<String>, StoreError> {
     let refused = |error: &tokio_postgres::Error| StoreError::Database { reason: described(error) };
     let (client, connection): (Client, _) =
@@ -60,13 +61,13 @@ pub(crate) async fn models(url: &PostgresUrl) -> Result<Vec<String>, StoreError>
 }
 
 impl PostgresIndex {
-    /// At most `limit` sessions of all owners after this one, in the order of their ids.
+    /// Returns the ids of at most `limit` sessions of all owners after `after`, in order.
     pub(crate) async fn session_ids(&self, after: &str, limit: usize) -> Result<Vec<String>, StoreError> {
         let rows = self.database.query(step!(IDS, after.to_owned(), column(limit as u64))).await?;
         rows.iter().map(|row| get(row, 0)).collect()
     }
 
-    /// Those of the sessions that are there, as of one moment.
+    /// Exports those of the sessions that exist, from one consistent snapshot.
     pub(crate) async fn export(&self, ids: &[String]) -> Result<Vec<Transfer>, StoreError> {
         let ids = ids.to_vec();
         let steps = [step!(SESSIONS, ids.clone()), step!(LISTS, ids.clone()), step!(TEXTS, ids)];
@@ -89,19 +90,19 @@ impl PostgresIndex {
         found.collect()
     }
 
-    /// Whether a session could be added now; the inner error says why not.
+    /// Checks whether a session could be added now; the inner error says why not.
     pub(crate) async fn may_import(&self, session: &Transfer) -> Result<Result<(), String>, StoreError> {
         let found = self.database.read(session.row.owner, &to_import(session)).await?;
         Ok(found.check_import(session).map(drop))
     }
 
-    /// Adds a session under its id, once the objects of the versions that it keeps are written; the inner error says why it is
-    /// left out.
+    /// Adds a session under its id, once the objects of the versions that it keeps are written; the inner error says
+    /// why the session is left out.
     pub(crate) async fn import(&self, session: &Transfer) -> Result<Result<(), String>, StoreError> {
         self.database.write(session.row.owner, to_import(session), |work| Ok(work.import(session))).await
     }
 
-    /// At most `limit` versions that need an object after this one, with the bytes of each.
+    /// Returns at most `limit` versions after `after` that need an object, with the size of each object in bytes.
     pub(crate) async fn needed(&self, after: &str, limit: usize) -> Result<Vec<(VersionId, u64)>, StoreError> {
         let rows = self.database.query(step!(NEEDED, after.to_owned(), column(limit as u64))).await?;
         let needed = rows.iter().map(|row| {
@@ -111,25 +112,25 @@ impl PostgresIndex {
         needed.collect()
     }
 
-    /// Those of the versions that still need an object.
+    /// Returns those of the versions that still need an object.
     pub(crate) async fn still_needed(&self, ids: Vec<String>) -> Result<BTreeSet<String>, StoreError> {
         let rows = self.database.query(step!(STILL_NEEDED, ids)).await?;
         rows.iter().map(|row| get(row, 0)).collect()
     }
 
-    /// The sessions and responses that keep these versions, each with its version.
+    /// Returns the sessions and responses that keep these versions, each with its version.
     pub(crate) async fn keepers(&self, ids: Vec<String>) -> Result<Vec<(String, String)>, StoreError> {
         let rows = self.database.query(step!(KEEPERS, ids)).await?;
         rows.iter().map(|row| Ok((get(row, 0)?, get(row, 1)?))).collect()
     }
 
-    /// Those of the objects that no version needs, and that are not garbage. Nothing is claimed.
+    /// Returns those of the objects that no version needs and that are not garbage. Claims nothing.
     pub(crate) async fn unnamed(&self, ids: Vec<String>) -> Result<Vec<String>, StoreError> {
         let rows = self.database.query(step!(UNNAMED, ids)).await?;
         rows.iter().map(|row| get(row, 0)).collect()
     }
 
-    /// What is wrong with the rows, one line for each.
+    /// Returns the problems of the rows, one line each.
     pub(crate) async fn problems(&self) -> Result<Vec<String>, StoreError> {
         let rows = self.database.snapshot(&[step!(WITHOUT_HEAD), step!(WITHOUT_ROW)]).await?;
         let mut problems = Vec::new();
@@ -145,17 +146,18 @@ impl PostgresIndex {
     }
 }
 
-/// What must be read to import a session.
+/// Returns what must be read to import a session.
 fn to_import(session: &Transfer) -> Reads {
     let added: Vec<String> = session.versions.iter().map(|version| version.id.clone()).collect();
     let texts: Vec<String> = session.texts.iter().map(|(id, _)| id.clone()).collect();
-    // A text is counted for its version, whatever session lists that.
+    // A text counts as referenced by its version, whichever session lists the version.
     let versions = added.iter().chain(&texts).cloned().collect();
     Reads { versions, texts, added, ..Reads::session(session.id.as_str()) }
 }
 
 impl Work {
-    /// The versions of a session to import, and which of them it can keep here; the error says why it is left out.
+    /// Returns the versions of a session to import, and whether it can keep each of them here; the error says why the
+    /// session is left out.
     fn check_import(&self, session: &Transfer) -> Result<Vec<(String, bool)>, String> {
         let Transfer { id, row, versions, .. } = session;
         if self.session(id.as_str()).is_some() {
@@ -172,7 +174,7 @@ impl Work {
                 Obstacle::Claim => {}
             }
         }
-        // The sweep may be removing the objects of versions that are listed and not kept.
+        // The sweep may be removing the objects of versions that are listed but not kept.
         let is_gone = |version: &str| self.version(version).is_some_and(|row| row.kept_by == 0);
         let listed: Vec<_> =
             versions.iter().map(|version| (version.id.clone(), version.kept && !is_gone(&version.id))).collect();
@@ -182,7 +184,7 @@ impl Work {
         Err(format!("the snapshot of its version {} is gone here, where other sessions list it", row.head))
     }
 
-    /// Adds a session and its versions. Nothing has changed after an error.
+    /// Adds a session and its versions. After an error, nothing has changed.
     fn import(&mut self, session: &Transfer) -> Result<(), String> {
         let Transfer { id, row, versions, .. } = session;
         let listed = self.check_import(session)?;
@@ -209,7 +211,8 @@ impl Work {
         Ok(())
     }
 
-    /// Adds a text. Its version is `added` now, or was there, or is not listed. The error says why not.
+    /// Adds a text. `added` says whether its version is added now; otherwise the version existed before, or is not
+    /// listed. The error says why the text is left out.
     fn import_text(&mut self, version: &str, row: &[u8], added: bool) -> Result<(), String> {
         let refused = |reason: &str| Err(format!("the text of version {version} {reason}"));
         let Ok(text) = TextRow::parse(row).and_then(|text| text.added().map(|_| text)) else {
@@ -230,7 +233,7 @@ impl Work {
             }
             *self.text_refs.entry(parent.to_owned()).or_default() += 1;
         }
-        // A new text has one reference.
+        // A new text starts with one reference.
         *self.text_refs.entry(version.to_owned()).or_default() -= i64::from(!is_listed);
         let (head, bytes) = (TextHead { tokens: text.total(), messages: text.messages }, text_bytes(row.len() as u64));
         self.account.texts += bytes as i64;

@@ -1,5 +1,5 @@
-//! The rows of one owner that a transaction has read, and what it makes of them. Nothing here waits: the rows are read before,
-//! and what has changed is written after.
+//! The rows of one owner that a transaction has read, and the changes that it makes to them. Nothing here waits: the
+//! rows are read before, and the changes are written after.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -18,7 +18,7 @@ pub(super) struct Account {
     pub(super) sessions: i64,
     /// The number of the next session.
     pub(super) next: i64,
-    /// Sessions that keep more than their head, and responses.
+    /// Number of sessions that keep more than their head, plus responses.
     pub(super) evictable: i64,
     pub(super) versions: i64,
     pub(super) live: i64,
@@ -27,23 +27,23 @@ pub(super) struct Account {
 }
 
 impl Account {
-    /// The bytes that count towards the owner's budget.
+    /// Returns the bytes that count toward the owner's budget.
     pub(super) const fn bytes(&self) -> i64 {
         self.live + self.receipts + self.texts
     }
 }
 
-/// The versions that a session lists: as many as the transaction needs, by position, each with whether it is kept.
+/// The versions that a session lists, by position, each with whether it is kept: as many as the transaction needs.
 pub(super) type Entries = BTreeMap<u64, (String, bool)>;
 
-/// A row before the transaction and now; `None` where there is none.
+/// A row before the transaction and now; `None` where there is no row.
 #[derive(Debug)]
 pub(super) struct Pair<T> {
     pub(super) old: Option<T>,
     pub(super) new: Option<T>,
 }
 
-/// A text that was there before, or is added.
+/// The counts of a text that existed before or is added.
 #[derive(Clone, Debug)]
 pub(super) struct TextHead {
     pub(super) tokens: u64,
@@ -60,17 +60,17 @@ pub(super) struct NewText {
     pub(super) content: Vec<u8>,
 }
 
-/// A receipt's end and the bytes that it counts, and its answer if it is to be written.
+/// A receipt's expiry, the bytes that it counts, and its answer if it is to be written.
 pub(super) type ReceiptState = (u64, u64, Option<Vec<u8>>);
 
-/// What is in the way of a version that another index had.
+/// An obstacle to adding a version that another index had.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Obstacle {
-    /// Another owner's version.
+    /// The version belongs to another owner.
     Foreign,
-    /// A sweep may be removing its object.
+    /// A sweep may be removing the version's object.
     Removing,
-    /// The claim of an object that a sweep has removed.
+    /// There is only a claim on an object that a sweep has removed.
     Claim,
 }
 
@@ -79,30 +79,30 @@ pub(super) struct Work {
     pub(super) owner: Owner,
     pub(super) before: Account,
     pub(super) account: Account,
-    /// What all owners use, garbage included.
+    /// The bytes that all owners use, garbage included.
     pub(super) disk: i64,
     pub(super) sessions: BTreeMap<String, Pair<SessionRow>>,
-    /// Of each session that was read or added.
+    /// The lists of the sessions that were read or added.
     pub(super) entries: HashMap<String, Entries>,
-    /// The positions of lists that have changed.
+    /// The list positions that have changed.
     pub(super) moved: BTreeSet<(String, u64)>,
     pub(super) versions: BTreeMap<String, Pair<VersionRow>>,
     pub(super) responses: BTreeMap<String, Pair<ResponseRow>>,
     pub(super) receipts: BTreeMap<String, Pair<ReceiptState>>,
     pub(super) texts: HashMap<String, TextHead>,
     pub(super) new_texts: Vec<NewText>,
-    /// The difference in references to texts that were there before.
+    /// The changes in the number of references to existing texts.
     pub(super) text_refs: BTreeMap<String, i64>,
-    /// Texts that nothing needs any more, each with its parent and bytes, if they were asked for.
+    /// Texts that nothing needs any more, each with its parent and bytes, if they were requested.
     pub(super) dead_texts: Vec<(String, Option<String>, i64)>,
     pub(super) removed_texts: Vec<String>,
     pub(super) obstacles: BTreeMap<String, Obstacle>,
-    /// Claims to remove, because these versions are added.
+    /// The versions whose claims are removed, because they are added.
     pub(super) taken: Vec<String>,
-    /// Sessions that a server which is alive works on.
+    /// Sessions that a live server works on.
     pub(super) leased: BTreeSet<String>,
     pub(super) fulfilled: Vec<Arc<Reservation>>,
-    /// Bytes that were added, whatever was removed.
+    /// Bytes that were added, regardless of what was removed.
     pub(super) added: u64,
 }
 
@@ -138,7 +138,7 @@ impl Work {
         self.sessions.get(id)?.new.as_ref()
     }
 
-    /// The owner's version, if anything lists it.
+    /// Returns the owner's version, if anything lists it.
     pub(super) fn version(&self, id: &str) -> Option<&VersionRow> {
         self.versions.get(id)?.new.as_ref().filter(|row| row.owner == self.owner)
     }
@@ -148,7 +148,7 @@ impl Work {
         row.filter(|row| row.owner == self.owner).cloned().ok_or(StoreError::RESPONSE)
     }
 
-    /// The versions of a session that were read.
+    /// Returns the versions of a session that were read.
     pub(super) fn list(&self, session: &str) -> &Entries {
         const NONE: &Entries = &Entries::new();
         self.entries.get(session).unwrap_or(NONE)
@@ -156,7 +156,7 @@ impl Work {
 
     // ---- Texts
 
-    /// Removes the texts that were found to be dead, and returns how many.
+    /// Removes the texts that were found to be dead, and returns how many there were.
     pub(super) fn remove_dead_texts(&mut self) -> usize {
         self.removed_texts = self.dead_texts.iter().map(|(id, ..)| id.clone()).collect();
         let removed: BTreeSet<&String> = self.removed_texts.iter().collect();
@@ -190,7 +190,7 @@ impl Work {
     }
 }
 
-/// Only what was read before is found.
+/// Finds only rows that were read before.
 impl Transaction for Work {
     type Error = StoreError;
 
@@ -275,7 +275,7 @@ impl Transaction for Work {
         self.versions.insert(id.to_string(), Pair { old: None, new: Some(row) });
         self.fulfilled.extend(reserved.iter().cloned());
         let Some(text) = text else { return Ok(()) };
-        // The text that it continues must be kept as well; a turn does not need the text.
+        // The text that it continues must be kept as well. If it is not, the turn succeeds without its text.
         let parent = version.row.parent.as_deref().filter(|_| text.kept > 0);
         let head = parent.and_then(|parent| self.texts.get(parent)).filter(|head| text.kept <= head.tokens).cloned();
         if text.kept > 0 && head.is_none() {

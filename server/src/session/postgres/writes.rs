@@ -1,4 +1,4 @@
-//! What a transaction has changed, as the statements that store it. All of them are sent at once.
+//! The changes of a transaction, as the statements that store them. They are all sent at once.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::session::index::{Change, Limits, Reservation, SessionRow, Shortfall, 
 
 /// What a transaction stores.
 pub(super) struct Writes {
-    /// The last one returns the number of the transaction. Empty if nothing has changed.
+    /// The statements, of which the last returns the number of the transaction. Empty if nothing has changed.
     pub(super) steps: Vec<Step>,
     pub(super) change: Change,
     /// Reservations for what is stored from now on.
@@ -42,7 +42,7 @@ const ADD_SESSIONS: &str = "INSERT INTO sessions (owner, id, number, created, up
     $5::bigint[], $6::bigint[], $7::bigint[], $8::text[], $9::bigint[], $10::bigint[], $11::bigint[], $12::bytea[], \
     $13::bytea[], $14::text[], $15::text[])";
 
-/// A last use that another server has recorded meanwhile stays if it is later.
+/// A last use that another server has recorded in the meantime stays if it is later.
 const CHANGE_SESSIONS: &str = "UPDATE sessions s SET number = c.number, created = c.created, updated = c.updated, used = \
     greatest(s.used, c.used), ttl = c.ttl, head = c.head, next = c.next, kept = c.kept, known = c.known, metadata = c.metadata, \
     tags = c.tags, forked_from = c.forked_from, forked_from_version = c.forked_from_version FROM unnest($2::text[], \
@@ -80,13 +80,13 @@ const ADD_RESPONSES: &str = "INSERT INTO responses (owner, id, version, ends, bo
 
 const REMOVE_RESPONSES: &str = "DELETE FROM responses WHERE id = ANY($1)";
 
-/// The last statement, because it may wait for another transaction of a connection with the same stripe, which has then
-/// nothing more to wait for.
+/// This is the last statement, because it may wait for a transaction of another connection with the same stripe, which
+/// then has nothing more to wait for.
 const COUNT_OWNER: &str = "WITH total AS (INSERT INTO used (stripe, bytes) VALUES (pg_backend_pid() % 64, $2) ON CONFLICT \
     (stripe) DO UPDATE SET bytes = used.bytes + excluded.bytes) UPDATE owners SET sessions = $3, next = $4, evictable = $5, \
     versions = $6, live = $7, receipts = $8, texts = $9 WHERE owner = $1 RETURNING pg_current_xact_id()::text";
 
-/// The columns of rows, as the arrays that a statement takes.
+/// Makes the columns of rows, as the arrays that a statement takes.
 macro_rules! columns {
     ($rows:expr, |$row:pat_param| $($column:expr),* $(,)?) => {
         [$(Box::new($rows.iter().map(|#[allow(unused_variables, reason = "each column takes its own")] $row| $column).collect::<Vec<_>>()) as Param),*]
@@ -94,8 +94,8 @@ macro_rules! columns {
 }
 
 impl Work {
-    /// Refuses if the owner or all owners would use more than they may. Other servers reserve space as well, which this one
-    /// does not know of, so that what was reserved here need not be free.
+    /// Refuses if the owner, or all owners together, would use more than they may. Other servers also reserve space,
+    /// which this server does not know of, so the space that was reserved here may not be free.
     fn check_limits(&self, garbage: i64, limits: Limits) -> Result<(), StoreError> {
         let grown = self.account.bytes() - self.before.bytes();
         let (owner, disk) = (self.account.bytes().max(0) as u64, (self.disk + grown + garbage).max(0) as u64);
@@ -108,7 +108,7 @@ impl Work {
         Ok(())
     }
 
-    /// The statements for all that has changed.
+    /// Returns the statements for everything that has changed.
     pub(super) fn finish(mut self, limits: Limits) -> Result<Writes, StoreError> {
         let mut steps = Vec::new();
         let (freed, garbage) = self.write_versions(&mut steps);
@@ -122,7 +122,7 @@ impl Work {
         Ok(Writes { steps, change, fulfilled: self.fulfilled, freed })
     }
 
-    /// Returns the versions that nothing keeps any more, and the bytes of their objects.
+    /// Writes the versions; returns those that nothing keeps any more, and the bytes of their objects.
     fn write_versions(&mut self, steps: &mut Vec<Step>) -> (Vec<VersionId>, i64) {
         let (mut added, mut counted, mut labelled, mut removed) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let (mut freed, mut garbage) = (Vec::new(), Vec::new());
@@ -323,7 +323,7 @@ impl Work {
         }
     }
 
-    /// Writes the counters, and returns how they have changed.
+    /// Writes the owner's counters, and returns how they have changed.
     fn write_owner(&self, steps: &mut Vec<Step>, garbage: i64) -> Change {
         let (now, before) = (self.account, self.before);
         let grown = now.bytes() - before.bytes();
@@ -354,7 +354,7 @@ impl Work {
         }
     }
 
-    /// A statement whose first parameter is the owner.
+    /// Makes a statement whose first parameter is the owner.
     fn owned<const N: usize>(&self, sql: &'static str, params: [Param; N]) -> Step {
         let mut all: Vec<Param> = vec![Box::new(owner_column(self.owner))];
         all.extend(params);

@@ -1,4 +1,4 @@
-//! Reserving space for snapshots, evicting older versions if necessary.
+//! Reserves space for snapshots, evicting older versions if necessary.
 
 use std::sync::Arc;
 
@@ -7,11 +7,11 @@ use crate::session::error::StoreError;
 use crate::session::id::Owner;
 use crate::session::index::{Reservation, Shortfall, Victims};
 
-/// Attempts to make space for one object. Another request may take the space before it is used.
+/// Number of attempts to make space for one object. Another request may take the space before it is used.
 const TRIES: usize = 4;
 
 impl Store {
-    /// Checks that there would be space for one more snapshot, before anything expensive is computed for it.
+    /// Checks that there is space for one more snapshot, before anything expensive is computed for it.
     ///
     /// # Errors
     /// A quota or the disk is full and nothing can be evicted, or the disk fails.
@@ -23,7 +23,7 @@ impl Store {
 }
 
 impl Inner {
-    /// Refuses at once while the index or the object store is out of reach, before anything is computed.
+    /// Refuses at once while the index or the object store is unreachable, before anything is computed.
     pub(super) fn check_reach(&self) -> Result<(), StoreError> {
         if self.index.is_shared()
             && let Some(failure) = self.index.failure()
@@ -59,7 +59,7 @@ impl Inner {
         Err(shortfall.refusal(self.limits()))
     }
 
-    /// Refuses if the largest possible snapshot would find no space even after evicting everything that can be evicted.
+    /// Refuses if the largest possible snapshot would not fit even after everything evictable is evicted.
     pub(super) async fn check_room(&self, owner: Owner) -> Result<(), StoreError> {
         let bytes = self.codec.max_bytes() as u64;
         let Err(shortfall) = self.index.capacity().fits(owner, bytes, self.limits()) else {
@@ -75,16 +75,16 @@ impl Inner {
         Err(shortfall.refusal(self.limits()))
     }
 
-    /// Frees the missing space, for `needed` bytes of `owner` that it has not reserved. If that is impossible, evicts nothing
-    /// and returns false.
+    /// Frees the missing space, so that `needed` bytes of `owner`, which are not reserved yet, fit. If that is
+    /// impossible, evicts nothing and returns false.
     pub(super) async fn evict_versions(
         self: &Arc<Self>,
         owner: Owner,
         needed: u64,
         shortfall: Shortfall,
     ) -> Result<bool, StoreError> {
-        // What an owner has beyond its own budget is freed among its own versions. What is everybody's, the server that leads
-        // removes anyway, and others must not wait for that here.
+        // For an owner over its own budget, its own versions are evicted. Expired items, unused texts and garbage of
+        // all owners are removed by the leader anyway, and the request must not wait for that here.
         let is_own = self.index.is_shared() && matches!(shortfall, Shortfall::Owner { .. });
         let swept =
             if is_own { 0 } else { self.index.expire(now(), self.exempt()).await? + self.index.prune_texts().await? };
@@ -101,11 +101,11 @@ impl Inner {
         Ok(true)
     }
 
-    /// The owners whose versions may be evicted, and how many bytes.
+    /// Returns the owners whose versions may be evicted, and the number of bytes to free.
     fn victims(&self, owner: Owner, needed: u64, shortfall: Shortfall) -> (Victims, u64) {
         match shortfall {
             Shortfall::Owner { missing, .. } => (Victims::only(owner), missing),
-            // Garbage counts as used, and is removed first.
+            // Garbage counts as used space, and is removed first.
             Shortfall::Disk { missing } => {
                 let missing = missing.saturating_sub(self.index.capacity().totals(|totals| totals.garbage));
                 (self.index.capacity().victims(owner, needed, missing), missing)

@@ -10,10 +10,11 @@ use crate::session::index::{Edit, Edited};
 use crate::session::tag::{TagName, VersionRef};
 
 impl Store {
-    /// The version that is meant in a session: the one with this id, which may be any, or the one that the tag names.
+    /// Resolves a version reference in a session. A version id is returned unchecked; a tag is looked up in the
+    /// session.
     ///
     /// # Errors
-    /// No such session, or it has no such tag.
+    /// The session does not exist, or it has no such tag.
     pub async fn resolve(&self, owner: Owner, id: &SessionId, meant: VersionRef) -> Result<VersionId, StoreError> {
         match meant {
             VersionRef::Id(version) => Ok(version),
@@ -24,10 +25,10 @@ impl Store {
         }
     }
 
-    /// A session's tags, by name.
+    /// Returns a session's tags, sorted by name.
     ///
     /// # Errors
-    /// No such session.
+    /// The session does not exist.
     pub async fn tags(&self, owner: Owner, id: &SessionId) -> Result<Vec<Tag>, StoreError> {
         let mut versions: HashMap<VersionId, Version> =
             self.versions(owner, id).await?.into_iter().map(|version| (version.id.clone(), version)).collect();
@@ -40,10 +41,10 @@ impl Store {
         Ok(tags)
     }
 
-    /// Gives a version that the session keeps a tag, or moves the tag to it; by default the head.
+    /// Tags a version that the session keeps, or moves the tag to it; by default the head.
     ///
     /// # Errors
-    /// No such session, tag or version, the session has too many tags, or the disk fails.
+    /// The session, tag or version does not exist, the session has too many tags, or the disk fails.
     pub async fn tag(
         &self,
         owner: Owner,
@@ -55,18 +56,18 @@ impl Store {
         Ok(Tag { name: name.as_str().to_owned(), version: version_of(edited)? })
     }
 
-    /// Removes a tag. Its version stays.
+    /// Removes a tag. The version remains.
     ///
     /// # Errors
-    /// No such session or tag, or the disk fails.
+    /// The session or tag does not exist, or the disk fails.
     pub async fn untag(&self, owner: Owner, id: &SessionId, name: &TagName) -> Result<(), StoreError> {
         self.inner.edit(owner, id, Edit::Untag(name.clone())).await.map(drop)
     }
 
-    /// Changes the label of a version that the session lists. All sessions that list the version have the new label.
+    /// Changes the label of a version that the session lists. Every session that lists the version sees the new label.
     ///
     /// # Errors
-    /// No such session, tag or version, or the disk fails.
+    /// The session, tag or version does not exist, or the disk fails.
     pub async fn label(
         &self,
         owner: Owner,
@@ -78,17 +79,17 @@ impl Store {
     }
 }
 
-/// The version that an edit is about.
+/// Returns the version that an edit is about.
 fn version_of(Edited { session, version: about }: Edited) -> Result<Version, StoreError> {
     Ok(Version { tags: session.tags_of(&about.id), ..version(&about.id, about.row, about.kept)? })
 }
 
 impl Inner {
-    /// Edits a session, which is a use of it.
+    /// Edits a session, which counts as a use of it.
     pub(super) async fn edit(&self, owner: Owner, id: &SessionId, edit: Edit) -> Result<Edited, StoreError> {
         self.live(owner, id).await?;
         self.index.ready().await?;
-        // The edit records the use, too.
+        // The edit also records the use in the index.
         self.last_uses.record(id);
         self.index.edit(owner, id, edit, now()).await
     }

@@ -1,4 +1,4 @@
-//! Conversations as files: the snapshot of a version, with its label, metadata, ancestors and text.
+//! Exports conversations as files: the snapshot of a version, with its label, metadata, ancestors and text.
 
 use std::sync::Arc;
 
@@ -17,18 +17,18 @@ use crate::session::snapshot::Snapshot;
 use crate::session::text::{AddedMessage, AddedText, Content, KeptMessage};
 use crate::text::Vocabulary;
 
-/// Most ancestors that are looked for.
+/// Maximum number of ancestors that are looked up.
 const MAX_ANCESTORS: usize = 1024;
 
-/// Most bytes of messages in a file.
+/// Maximum bytes of messages in a file.
 const MAX_MESSAGE_BYTES: usize = 8 << 20;
 
 impl Store {
-    /// The bytes of a file for export: a session's head, or another version that it keeps. The text is in it if it was kept,
-    /// and is not too long for a file.
+    /// Returns the bytes of an export file of a session's head, or of another version that it keeps. The file includes
+    /// the text if the text was kept and is not too long for a file.
     ///
     /// # Errors
-    /// As [`Self::load`].
+    /// Same as [`Self::load`].
     pub async fn bytes(
         &self,
         owner: Owner,
@@ -68,12 +68,14 @@ impl Inner {
             text => text?,
         };
         let lineage = self.ancestors(owner, &row).await?;
-        // Text and ancestors may be gone if the version was removed meanwhile, and are whole if it is still there.
+        // If the version was removed in the meantime, its text and ancestors may be incomplete; if it still exists,
+        // they are complete.
         self.version_row(owner, version).await?;
         Ok(Conversation { label: row.label, metadata, lineage, text })
     }
 
-    /// The listed ancestors of a version, oldest first, after those that the file had from which the first one was made.
+    /// Returns the listed ancestors of a version, oldest first. They follow the ancestors recorded in the file from
+    /// which the first one was created, if any.
     async fn ancestors(&self, owner: Owner, row: &VersionRow) -> Result<Vec<Ancestor>, StoreError> {
         let (mut lineage, mut origin) = (Vec::new(), row.origin.clone());
         if let Some(parent) = &row.parent {
@@ -88,7 +90,7 @@ impl Inner {
         Ok(lineage)
     }
 
-    /// The whole text of a version as one; `None` if it is too long.
+    /// Returns the whole text of a version as one piece; `None` if it is too long.
     async fn whole_text(
         &self,
         version: &VersionId,

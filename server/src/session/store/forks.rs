@@ -1,4 +1,4 @@
-//! Forking: new sessions that point to an existing version. No snapshot is read or written.
+//! Forks: new sessions that point to an existing version. No snapshot is read or written.
 
 use super::inner::{Inner, Store, count, new_session, now};
 use super::types::{Fork, Receipt, Session};
@@ -7,11 +7,11 @@ use crate::session::id::{Owner, SessionId};
 use crate::session::index::{self, Forks};
 
 impl Store {
-    /// Creates sessions from a session's head or another version that it keeps. The session may be in use; its head is
-    /// then the last commit. A receipt is stored in the same transaction.
+    /// Creates sessions from a session's head, or from another version that the session keeps. The session may be in
+    /// use; its head is then the last commit. The receipt, if any, is stored in the same transaction.
     ///
     /// # Errors
-    /// No such session or version, the owner may not have that many sessions, or the disk fails.
+    /// The session or version does not exist, the owner may not have that many sessions, or the disk fails.
     pub async fn fork(
         &self,
         owner: Owner,
@@ -58,7 +58,7 @@ fn new_sessions(Forks { sessions, head }: &Forks) -> Result<Vec<Session>, StoreE
 }
 
 impl Inner {
-    /// After an error that leaves it unknown: the forks with these ids, if they were created.
+    /// Returns the forks with these ids if they were created, after an error that leaves this unknown.
     async fn find_forks(&self, owner: Owner, ids: &[SessionId], error: &StoreError) -> Option<Forks> {
         let (mut sessions, mut head) = (Vec::new(), None);
         for id in ids {

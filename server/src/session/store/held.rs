@@ -1,4 +1,4 @@
-//! Sessions in use: each has a lease of this server, and one in the index if other servers share that.
+//! Sessions in use: each has a lease on this server, and one in the index if servers share the index.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,34 +15,34 @@ use crate::session::id::SessionId;
 use crate::session::index::{Index, SessionRow};
 use crate::session::lease::{Lease, RETRY_AFTER};
 
-/// Pauses between attempts to take the lease of a session that another server has.
+/// Pauses between attempts to take the lease of a session that another server holds.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 
-/// How long a request waits at least: another server gives a lease back after it has answered.
+/// Minimum time that a request waits: another server releases its lease only after it has answered.
 const RELEASING: Duration = Duration::from_millis(250);
 
-/// Time limit for giving a lease back, which the next request of this server waits for.
+/// Time limit for releasing a lease; the next request of this server waits for the release.
 const RELEASE: Duration = Duration::from_secs(2);
 
-/// How often the uses of a session that may expire are recorded in a shared index.
+/// Minimum interval, in milliseconds, between recorded uses of a session with a time to live in a shared index.
 const RECORDED_EVERY: u64 = 1000;
 
-/// A session in use. When this is dropped, its last use is recorded, and its leases are given back.
+/// A session in use. Dropping it records the last use and releases the leases.
 pub(super) struct Held {
     lease: Option<Lease>,
     last_uses: LastUses,
     id: SessionId,
-    /// If other servers share the index.
+    /// The lease in the index, if servers share the index.
     shared: Option<SharedLease>,
 }
 
-/// What gives a lease in the index back.
+/// What is needed to release a lease in the index.
 struct SharedLease {
     index: Arc<dyn Index>,
-    /// Whether this server may have it.
+    /// Whether this server may hold the lease.
     is_taken: bool,
-    /// Whether another server may remove the session some time after its last use.
+    /// Whether the session has a time to live, so that another server may remove it some time after its last use.
     expires: bool,
     releasing: Arc<RwLock<()>>,
     runtime: Handle,
@@ -58,8 +58,8 @@ impl Drop for Held {
         // Recorded first, so that a session never looks both unused and free.
         self.last_uses.record(&self.id);
         let Some(shared) = shared else { return };
-        // The next request of this server waits until the index has its lease back: it would otherwise take the lease first,
-        // and this would then give that one back.
+        // The local lease is kept until the one in the index is released. Otherwise the next request of this server
+        // could take the lease in the index first, and this release would then give it away.
         lease.end();
         let (id, closing) = (self.id.clone(), Arc::clone(&shared.releasing).try_read_owned());
         shared.runtime.clone().spawn(async move {
@@ -71,7 +71,7 @@ impl Drop for Held {
                 }
                 shared.index.release(&id).await;
             };
-            // An index that is out of reach gives the lease back later.
+            // If the index is unreachable, it releases the lease later.
             let _ = timeout(RELEASE, release).await;
             drop((lease, closing));
         });
@@ -79,7 +79,7 @@ impl Drop for Held {
 }
 
 impl Inner {
-    /// Takes a session's leases, and waits at most `wait` while it is in use, here or on another server.
+    /// Takes a session's leases; waits at most `wait` while the session is in use, here or on another server.
     pub(super) async fn lease(&self, id: &SessionId, wait: Duration) -> Result<Held, StoreError> {
         let began = Instant::now();
         let lease = self.leases.take(id, wait).await?;
@@ -96,7 +96,8 @@ impl Inner {
         }
         let wait = wait.max(RELEASING);
         for pause in pauses(FIRST_PAUSE, LONGEST_PAUSE) {
-            // Goes on if the request goes away: the index could otherwise give the lease to nobody.
+            // Runs to completion even if the request is canceled: otherwise the index could grant a lease that nobody
+            // releases.
             let taken;
             (held, taken) = detached(async move {
                 let taken = held.take().await;
@@ -115,14 +116,14 @@ impl Inner {
         Err(StoreError::Busy { retry_after: RETRY_AFTER })
     }
 
-    /// Begins to use a session, whose row was read after its lease was taken.
+    /// Begins to use a session. `row` was read after the lease was taken.
     pub(super) async fn begun(&self, held: &mut Held, row: &SessionRow) -> Result<(), StoreError> {
         let Some(shared) = &mut held.shared else { return Ok(()) };
         shared.expires = row.ttl.is_some();
         self.record_use(&held.id, row).await
     }
 
-    /// Records a use of a session with this row: at once if another server could otherwise remove it.
+    /// Records a use of a session: at once if another server could otherwise remove the session.
     pub(super) async fn record_use(&self, id: &SessionId, row: &SessionRow) -> Result<(), StoreError> {
         if row.ttl.is_none() || !self.index.is_shared() {
             self.last_uses.record(id);
@@ -134,11 +135,11 @@ impl Inner {
 }
 
 impl Held {
-    /// Takes the lease in the index; false if another server has it.
+    /// Takes the lease in the index; returns false if another server holds it.
     async fn take(&mut self) -> Result<bool, StoreError> {
         let Some(shared) = &mut self.shared else { return Ok(true) };
         let taken = shared.index.lease(&self.id).await;
-        // After a failure it may have it.
+        // After a failure, this server may hold the lease.
         shared.is_taken = !matches!(taken, Ok(false));
         taken
     }

@@ -1,4 +1,4 @@
-//! The parts of a store, and helpers that all of its operations use.
+//! The parts of a store, and helpers shared by all of its operations.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
@@ -34,7 +34,7 @@ pub(super) struct Inner {
     pub(super) options: StoreOptions,
     pub(super) codec: Arc<dyn SnapshotCodec>,
     pub(super) index: Arc<dyn Index>,
-    /// The times of its operations.
+    /// The latencies of the index's operations.
     pub(super) index_times: Arc<Backend>,
     pub(super) objects: Objects,
     pub(super) cache: Arc<Cache>,
@@ -42,24 +42,24 @@ pub(super) struct Inner {
     pub(super) last_uses: LastUses,
     /// Wakes the sweep when there is garbage.
     pub(super) garbage: Arc<Notify>,
-    /// Whether there may be orphans (objects that nothing points to and that are not garbage), so that all objects
-    /// must be checked.
+    /// Whether there may be orphans (objects that nothing points to and that are not listed as garbage), so that all
+    /// objects must be checked.
     pub(super) orphans: AtomicBool,
     /// Possible orphans by name: writing them, or adding them to the index, failed.
     pub(super) suspects: Mutex<HashSet<VersionId>>,
-    /// Held from looking for objects that nothing needs until they are removed. Closing waits for it: the next process may
+    /// Held from the search for unneeded objects until they are removed. Closing waits for it: the next process may
     /// find such an object, and add a version that needs it again.
     pub(super) removing: tokio::sync::RwLock<()>,
-    /// Held while evicting versions, which one task does at a time.
+    /// Held while versions are evicted; one task does so at a time.
     pub(super) evicting: tokio::sync::Mutex<()>,
-    /// Held while leases in a shared index are given back. Closing waits for it.
+    /// Held while leases in a shared index are released. Closing waits for it.
     pub(super) releasing: Arc<tokio::sync::RwLock<()>>,
     pub(super) counters: Counters,
 }
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // Wakes the sweep and the probe, which then find the store gone and stop.
+        // Wakes the sweep and the probe, which then notice that the store is gone, and stop.
         self.garbage.notify_one();
         self.objects.backend().wake();
     }
@@ -81,7 +81,8 @@ pub(super) fn count(counter: &AtomicU64, by: usize) {
     counter.fetch_add(by as u64, Ordering::Relaxed);
 }
 
-/// Last uses in unix milliseconds that the index does not contain yet, so that reading a session writes nothing.
+/// Last uses, in unix milliseconds, that are not in the index yet. They are kept in memory so that reading a session
+/// writes nothing.
 #[derive(Clone, Debug, Default)]
 pub(super) struct LastUses(Arc<Mutex<HashMap<SessionId, u64>>>);
 
@@ -103,7 +104,7 @@ impl LastUses {
     }
 }
 
-/// Unix milliseconds.
+/// Returns the current time in unix milliseconds.
 pub(super) fn now() -> u64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     since.map_or(0, |since| since.as_millis() as u64)
@@ -127,23 +128,24 @@ impl Inner {
         Limits { disk: self.options.disk_bytes, owner: self.options.owner_bytes }
     }
 
-    /// How many versions of a session are kept and listed.
+    /// Returns how many versions of a session are kept and listed.
     pub(super) fn bounds(&self) -> Bounds {
         Bounds { keep: self.options.keep_versions, lineage: self.options.lineage }
     }
 
-    /// A test for sessions that must not expire although their rows say so: those in use or used since.
+    /// Returns a test for sessions that must not expire although their rows say so: they are in use, or were used since
+    /// their rows were written.
     pub(super) fn exempt(&self) -> Exempt {
         let (leases, last_uses) = (self.leases.clone(), self.last_uses.clone());
         Arc::new(move |name| SessionId::parse(name).is_some_and(|id| leases.in_use(&id) || last_uses.of(&id) > 0))
     }
 
-    /// Whether a session has expired. One in use never has.
+    /// Returns whether a session has expired. A session in use never has.
     pub(super) fn is_expired(&self, id: &SessionId, row: &SessionRow) -> bool {
         self.has_ended(id, row) && !self.leases.in_use(id)
     }
 
-    /// The same for who holds its lease.
+    /// Like [`Self::is_expired`], for the holder of the session's lease.
     pub(super) fn has_ended(&self, id: &SessionId, row: &SessionRow) -> bool {
         row.ends(self.last_uses.of(id)).is_some_and(|expiry| expiry <= now())
     }
@@ -153,13 +155,13 @@ impl Inner {
         to_session(id, row, head, used, in_use)
     }
 
-    /// When a receipt stored now expires, in unix milliseconds.
+    /// Returns when a receipt stored now expires, in unix milliseconds.
     pub(super) fn receipt_expiry(&self) -> u64 {
         now().saturating_add(self.options.receipt_ttl.as_millis() as u64)
     }
 }
 
-/// A session that has just been created.
+/// Describes a session that has just been created.
 pub(super) fn new_session(id: &SessionId, row: &SessionRow, head: &VersionRow) -> Result<Session, StoreError> {
     to_session(id.clone(), row.clone(), head.clone(), 0, false)
 }
@@ -193,7 +195,7 @@ fn to_session(
     })
 }
 
-/// Without its tags, which a session has.
+/// Describes a version without its tags, which belong to a session.
 pub(super) fn version(id: &str, row: VersionRow, kept: bool) -> Result<Version, StoreError> {
     Ok(Version {
         id: version_id(id)?,
@@ -211,7 +213,7 @@ pub(super) fn version(id: &str, row: VersionRow, kept: bool) -> Result<Version, 
     })
 }
 
-/// Runs work to completion even if the caller goes away.
+/// Runs work to completion even if the caller is canceled.
 pub(super) async fn detached<T: Send + 'static>(
     work: impl Future<Output = Result<T, StoreError>> + Send + 'static,
 ) -> Result<T, StoreError> {

@@ -1,4 +1,4 @@
-//! The chain of a version's ancestors, across forks, and where two chains meet.
+//! A version's chain of ancestors, across forks, and the common ancestor of two chains.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -8,18 +8,18 @@ use crate::session::error::StoreError;
 use crate::session::id::{Owner, SessionId, VersionId};
 use crate::session::index::Index;
 
-/// Most versions of each chain that are read to find where two of them meet.
+/// Maximum number of versions of each chain that are read to find a common ancestor.
 const MAX_STEPS: usize = 20_000;
 
-/// Versions of a chain that are read at once.
+/// Number of versions of a chain that are read at once.
 const PART: usize = 200;
 
 impl Store {
-    /// A version and its ancestors, the newest first, as far back as any session lists them, and whether there are more than
-    /// `limit`. They have the tags of the session `id`, and `kept` says whether anything keeps the snapshot.
+    /// Returns a version and its ancestors, newest first, as far back as any session lists them, and whether there are
+    /// more than `limit`. Their tags are those of the session `id`; `kept` says whether anything keeps the snapshot.
     ///
     /// # Errors
-    /// No such session or version.
+    /// The session or version does not exist.
     pub async fn chain(
         &self,
         owner: Owner,
@@ -46,17 +46,17 @@ impl Store {
         Ok((versions.collect::<Result<_, StoreError>>()?, more))
     }
 
-    /// The newest version that is in the chains of both; `None` if there is none.
+    /// Returns the newest version that is in both chains; `None` if there is none.
     ///
     /// # Errors
-    /// No such version, or the common ancestor is too far back.
+    /// A version does not exist, or the common ancestor is too far back.
     pub async fn common_ancestor(
         &self,
         owner: Owner,
         one: VersionId,
         other: VersionId,
     ) -> Result<Option<VersionId>, StoreError> {
-        // Both chains are followed in turn, so the first version that is seen twice is where they meet.
+        // The chains are followed in alternation, so the first version seen twice is where they meet.
         let mut ends = [Chain::new(&one), Chain::new(&other)];
         let mut seen = HashSet::new();
         for step in 0..MAX_STEPS {
@@ -78,7 +78,7 @@ impl Store {
 /// A chain of versions that is read in parts.
 struct Chain {
     read: VecDeque<String>,
-    /// The version that comes after those.
+    /// The version that follows those already read.
     next: Option<String>,
 }
 

@@ -1,4 +1,4 @@
-//! Loading snapshots from memory or from their objects, and writing their objects.
+//! Loads snapshots from memory or from their objects, and writes their objects.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ impl Store {
     /// Loads a session's head, or another version that it keeps.
     ///
     /// # Errors
-    /// No such session or version, or its object cannot be read.
+    /// The session or version does not exist, or its object cannot be read.
     pub async fn load(
         &self,
         owner: Owner,
@@ -39,11 +39,12 @@ impl Store {
         Ok((super::inner::version(id.as_str(), row, true)?, snapshot, tier))
     }
 
-    /// All versions that a session lists, in the order in which it got them: those that it keeps, those whose snapshots are
-    /// gone, those from which it was rewound, in a fork those inherited, and those that it adopted.
+    /// Returns all versions that a session lists, in the order in which it got them: versions that it keeps, versions
+    /// whose snapshots are gone, versions from which it was rewound, in a fork those inherited, and versions that it
+    /// adopted.
     ///
     /// # Errors
-    /// No such session.
+    /// The session does not exist.
     pub async fn versions(&self, owner: Owner, id: &SessionId) -> Result<Vec<Version>, StoreError> {
         self.inner.live(owner, id).await?;
         let (session, listed) = self.inner.index.versions(owner, id).await?;
@@ -60,7 +61,7 @@ impl Store {
 }
 
 impl Inner {
-    /// The row of a session's version; of the head if none is named.
+    /// Returns the row and the id of a version that a session keeps; of the head if `version` is `None`.
     pub(super) async fn find(
         &self,
         owner: Owner,
@@ -72,7 +73,7 @@ impl Inner {
         if kept { Ok((row, version_id(&id)?)) } else { Err(StoreError::VERSION) }
     }
 
-    /// The row of an owner's version whose snapshot is kept.
+    /// Returns the row of an owner's version whose snapshot is kept.
     pub(super) async fn version_row(&self, owner: Owner, id: &VersionId) -> Result<VersionRow, StoreError> {
         let row = self.index.version(owner, id).await?;
         row.filter(|row| row.kept_by > 0).ok_or(StoreError::VERSION)
@@ -113,7 +114,7 @@ impl Inner {
         Err(StoreError::Corrupt { version: id.clone(), reason: "its object is missing".to_owned() })
     }
 
-    /// Writes the object of a snapshot, unless the snapshot is empty, into `reserved` space if that suffices.
+    /// Writes the object of a snapshot, unless the snapshot is empty. Uses the `reserved` space if it suffices.
     pub(super) async fn prepare(
         self: &Arc<Self>,
         owner: Owner,
@@ -163,7 +164,7 @@ impl Inner {
         Ok(Prepared { version, upload: Some(upload) })
     }
 
-    /// The object of a snapshot.
+    /// Encodes a snapshot as the bytes of its object.
     pub(super) async fn encode(&self, snapshot: &Arc<Snapshot>) -> Result<Bytes, StoreError> {
         let (codec, snapshot) = (Arc::clone(&self.codec), Arc::clone(snapshot));
         let encoded = blocking(move || {
@@ -177,14 +178,14 @@ impl Inner {
 
     async fn evict_for_full_disk(self: &Arc<Self>, owner: Owner, missing: u64) -> Result<bool, StoreError> {
         let _guard = self.evicting.lock().await;
-        // Its space is reserved already.
+        // Space for the object is already reserved.
         self.evict_versions(owner, 0, Shortfall::Disk { missing }).await
     }
 
     /// Cleans up after an object was written but not added to the index, and returns the error.
     pub(super) async fn abandon(&self, id: &VersionId, error: StoreError) -> StoreError {
-        // Whether the index contains it is known only once the index is open again. In a shared one, an attempt that seemed to
-        // fail may still add it, unless the index has said that it is an orphan.
+        // Whether the index contains the object is known only once the index is open again. In a shared index, an
+        // attempt that seemed to fail may still add the object, unless the index has said that it is an orphan.
         if is_unknown(&error) || self.index.is_shared() {
             self.suspect(id);
         } else {

@@ -1,4 +1,4 @@
-//! Reading the messages of a conversation back.
+//! Reads the messages of a conversation back.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,22 +11,23 @@ use crate::session::index::TextRow;
 use crate::session::text::{AddedMessage, Content, KeptMessage, MessagesPart, Role};
 use crate::text::Vocabulary;
 
-/// Most messages that are read at once.
+/// Maximum number of messages in one read.
 pub(super) const MAX_MESSAGES: u64 = 10_000;
 
-/// Most bytes of messages that are read at once.
+/// Maximum bytes of messages in one read.
 const MAX_BYTES: usize = 32 << 20;
 
-/// Tokens before an answer in which its first character may have begun: each but a special one has at least a byte.
+/// Number of tokens before an answer in which the answer's first character may have begun: each token, except special
+/// ones, has at least one byte.
 const BEFORE: u64 = 8;
 
 impl Store {
-    /// The messages from number `start` to `end` of a version that the session lists; of its head if none is named. At most
-    /// 10,000.
+    /// Returns the messages from number `start` to `end` of a version that the session lists; of the head if `version`
+    /// is `None`. At most 10,000 messages.
     ///
     /// # Errors
-    /// No such session or version, its text was not kept, the range is not within the messages or too long, or the disk
-    /// fails.
+    /// The session or version does not exist, its text was not kept, the range is outside the messages or too long, or
+    /// the disk fails.
     pub async fn messages(
         &self,
         owner: Owner,
@@ -44,7 +45,7 @@ impl Store {
 }
 
 impl Inner {
-    /// The messages of a range of a version's text, which has so many tokens. Refuses more than `most` bytes.
+    /// Returns a range of the messages of a version whose text has `tokens` tokens. Refuses more than `most` bytes.
     pub(super) async fn messages_of(
         &self,
         version: &VersionId,
@@ -63,13 +64,13 @@ impl Inner {
 
 /// A part of a message.
 struct Piece {
-    /// `None`: it has no content.
+    /// The content; `None` if there is none.
     content: Option<Vec<u8>>,
-    /// The tokens of which its content is the text, if it is made of tokens.
+    /// The positions of the tokens that make up the content, if it is stored as tokens.
     tokens: Option<Range<u64>>,
 }
 
-/// What was decoded of a row, each once for all its messages.
+/// What has been decoded of a row; each part is decoded once for all of the row's messages.
 #[derive(Default)]
 struct RowText {
     tokens: Option<Vec<u32>>,
@@ -85,20 +86,21 @@ impl RowText {
     }
 }
 
-/// Collects the messages of a range, from the last one back.
+/// Collects the messages of a range, from the last one backward.
 struct Reader {
     vocabulary: Arc<Vocabulary>,
     range: Range<u64>,
-    /// Most bytes.
+    /// Maximum bytes of messages.
     most: usize,
     bytes: usize,
-    /// The later parts of the message whose beginning comes next, the last one first.
+    /// The later parts of the message whose beginning has not been visited yet, last part first.
     later: Vec<Piece>,
     found: Vec<KeptMessage>,
 }
 
 impl Reader {
-    /// Adds the messages of a row, of whose text the part up to position `end` remains; whether it needs the row before.
+    /// Adds the messages of a row, of whose text only the part up to position `end` is used; returns whether the
+    /// previous row is needed.
     fn visit(&mut self, version: &str, row: &TextRow<'_>, end: u64) -> Result<bool, StoreError> {
         let (mut number, mut text) = (row.messages, RowText::default());
         for message in row.added_messages()?.into_iter().rev() {
@@ -123,7 +125,7 @@ impl Reader {
         Ok(number > self.range.start)
     }
 
-    /// The message that begins with the last of the collected parts.
+    /// Returns the message that begins with the last of the collected parts.
     fn message(&mut self, version: &str, first: AddedMessage) -> Result<KeptMessage, StoreError> {
         let pieces = std::mem::take(&mut self.later);
         let ranges: Option<Vec<_>> = pieces.iter().map(|piece| piece.tokens.clone()).collect();
@@ -139,7 +141,8 @@ impl Reader {
         })
     }
 
-    /// A part of a message, as far as its tokens come before position `end`. `text` keeps what was decoded of the row.
+    /// Returns a part of a message, limited to tokens before position `end`. `text` caches what has been decoded of the
+    /// row.
     fn piece(
         &self,
         row: &TextRow<'_>,
@@ -159,7 +162,7 @@ impl Reader {
                 };
                 let mut bytes = Vec::new();
                 if message.role == Role::Assistant && !message.continues {
-                    // The answer shows a character whole that the text before it has begun.
+                    // The answer includes the start of a character that the text before it has begun.
                     bytes = self.vocabulary.unfinished(part(from.saturating_sub(BEFORE), from));
                 }
                 let begins = row.kept == 0 && self.vocabulary.is_beginning(part(0, from));

@@ -1,7 +1,7 @@
-//! The store of sessions: one service on top of the index, the objects and the cache in memory.
+//! The session store: one service built on the index, the object store and the in-memory cache.
 //!
-//! A commit writes the object first, and then, in one transaction of the index, everything that points to it. So
-//! whatever the index names exists, and objects that it does not name can be removed.
+//! A commit writes the object first, and then everything that points to it, in one index transaction. So whatever the
+//! index names exists, and objects that it does not name can be removed.
 
 mod admission;
 mod branches;

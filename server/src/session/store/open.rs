@@ -1,4 +1,4 @@
-//! Opening and closing a store, and its statistics.
+//! Opens and closes a store, and reports its statistics.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -26,10 +26,10 @@ use crate::session::objects::{Objects, make_folder};
 #[cfg(feature = "postgres")]
 use crate::session::postgres::{PostgresIndex, PostgresOptions, PostgresUrl, patiently};
 
-/// The cache, and what wakes the sweep when there is garbage.
+/// The cache, and the notification that wakes the sweep when there is garbage.
 type Parts = (Arc<Cache>, Arc<Notify>);
 
-/// These parts, and what an index calls with the versions whose snapshots nothing points to any more.
+/// Returns these parts, and the callback that the index calls with versions whose snapshots nothing points to any more.
 fn parts(options: &StoreOptions) -> (Parts, impl Fn(&[VersionId]) + Send + Sync + 'static) {
     let (cache, garbage) = (Arc::new(Cache::new(options.ram_bytes)), Arc::new(Notify::new()));
     let parts = (Arc::clone(&cache), Arc::clone(&garbage));
@@ -49,14 +49,14 @@ fn check(options: &StoreOptions) -> Result<(), StoreError> {
     }
 }
 
-/// Notes that an index is in use from now on. Refused if it is new and there are snapshots.
+/// Marks a database index as in use. Refuses if the index is new but the object store already has snapshots.
 #[cfg(feature = "postgres")]
 async fn begin(index: &PostgresIndex, objects: &Objects) -> Result<(), StoreError> {
     if index.has_begun().await? {
         return Ok(());
     }
     if objects.next(&mut objects.batches(1)).await?.is_some() {
-        // The index would name none of them, and the sweep would remove them all.
+        // The index would name none of them, so the sweep would remove them all.
         let reason = "it is new, but there are snapshots: name the database that has their sessions, restore it from a \
                       backup or, to start without its sessions, move the snapshots away";
         return Err(StoreError::Database { reason: reason.to_owned() });
@@ -65,7 +65,7 @@ async fn begin(index: &PostgresIndex, objects: &Objects) -> Result<(), StoreErro
 }
 
 impl Store {
-    /// Opens the store, creating it if necessary. No object is read.
+    /// Opens the store, creating it if necessary. Reads no objects.
     ///
     /// # Errors
     /// An option is out of range, the folder cannot be used, or its index is damaged or in use.
@@ -78,10 +78,10 @@ impl Store {
         Self::start(Arc::new(SystemDisk), objects.await?, options, codec).await
     }
 
-    /// As [`Self::open`], but with the objects in another object store. The options say where the index is.
+    /// Like [`Self::open`], but keeps the objects in `objects`. `options` say where the index is.
     ///
     /// # Errors
-    /// As [`Self::open`].
+    /// Same as [`Self::open`].
     pub async fn open_with(
         objects: Arc<dyn ObjectStore>,
         options: StoreOptions,
@@ -98,11 +98,11 @@ impl Store {
         Self::start(Arc::new(SystemDisk), Objects::new(objects), options, codec).await
     }
 
-    /// As [`Self::open`], but on another disk. The object store writes its objects to the same disk, in the folder
-    /// `objects`, and syncs each if the options say [`Durability::Turn`].
+    /// Like [`Self::open`], but uses `disk`. The object store `objects` must write to the same disk, in the folder
+    /// `objects`; each object is synced if the options say [`Durability::Turn`].
     ///
     /// # Errors
-    /// As [`Self::open`].
+    /// Same as [`Self::open`].
     pub async fn open_on(
         disk: Arc<dyn Disk>,
         objects: Arc<dyn ObjectStore>,
@@ -118,11 +118,11 @@ impl Store {
         Self::start(disk, objects, options, codec).await
     }
 
-    /// Opens the store of a model on a database and an object store that other servers use at the same time. `model` is a
-    /// name of letters and digits, which names the model's schema.
+    /// Opens the store of a model on a database and an object store that other servers use at the same time. `model` is
+    /// the model's name in letters and digits; it becomes the name of its database schema.
     ///
     /// # Errors
-    /// An option is out of range, the database cannot be used, or it is not the one that names the objects.
+    /// An option is out of range, the database cannot be used, or the database does not belong to these objects.
     #[cfg(feature = "postgres")]
     pub async fn open_shared(
         objects: Arc<dyn ObjectStore>,
@@ -151,7 +151,7 @@ impl Store {
             && !exists(&*disk, &folder.join(JOURNAL))?
             && objects.any().await
         {
-            // A new index would name none of them, and the sweep would remove them all.
+            // A new index would name none of them, so the sweep would remove them all.
             let reason = "it is missing, but there are snapshots: restore it from a backup or, to start without its \
                           sessions, move the whole folder away";
             return Err(StoreError::Index { path: folder.join(INDEX), reason: reason.to_owned() });
@@ -173,7 +173,8 @@ impl Store {
         Ok(Self::assemble(index, objects, options, codec, parts))
     }
 
-    /// The store over an index and an object store that are open, which other stores may use at the same time.
+    /// Creates a store over an index and an object store that are already open and that other stores may use at the
+    /// same time.
     #[cfg(test)]
     pub(crate) fn over(
         index: Arc<dyn Index>,
@@ -228,7 +229,7 @@ impl Store {
         Self { inner }
     }
 
-    /// Statistics of the store.
+    /// Returns the store's statistics.
     pub fn stats(&self) -> StoreStats {
         let Inner { index, cache, counters, options, .. } = &*self.inner;
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -254,18 +255,18 @@ impl Store {
         })
     }
 
-    /// How long the operations of the index and of the object store took, by their kinds.
+    /// Returns the latencies of the index and of the object store, by kind of operation.
     pub fn latencies(&self) -> [Vec<Latency>; 2] {
         [&self.inner.index_times, self.inner.objects.backend()].map(|backend| backend.latencies())
     }
 
-    /// Why the store cannot commit: the last transaction failed, the folder is gone, or the object store is out of reach. A later
-    /// success clears this.
+    /// Returns why the store cannot commit: the last transaction failed, the folder is gone, or the object store is
+    /// unreachable. A later success clears the failure.
     pub fn failure(&self) -> Option<StoreError> {
         self.inner.index.failure().or_else(|| self.inner.objects.backend().check().err())
     }
 
-    /// Writes everything to disk that is only in memory yet.
+    /// Writes everything to disk that is so far only in memory.
     ///
     /// # Errors
     /// The disk is full or fails.
@@ -275,11 +276,11 @@ impl Store {
         self.inner.flush().await.and(saved)
     }
 
-    /// Flushes the store and closes the index, so that the next start needs no repair. Later requests are refused. For a
-    /// store in memory this does nothing.
+    /// Flushes the store and closes the index, so that the next start needs no repair. Later requests are refused. Does
+    /// nothing for a store in memory.
     ///
     /// # Errors
-    /// The disk is full or fails; the store is closed nevertheless.
+    /// The disk is full or fails; the store is closed anyway.
     pub async fn close(&self) -> Result<(), StoreError> {
         let saved = self.inner.save_last_uses().await;
         let _none_removes = self.inner.removing.write().await;

@@ -1,4 +1,4 @@
-//! What became of a change whose outcome is unknown, because the index failed while it was made.
+//! Resolves changes whose outcome is unknown because the index failed while it made them.
 
 use std::time::Duration;
 
@@ -10,30 +10,30 @@ use crate::session::error::StoreError;
 use crate::session::id::{Owner, SessionId, VersionId};
 use crate::session::index::{Commit, Head, Listed, Rewind};
 
-/// How long a request waits for a shared index that is out of reach.
+/// How long a request waits for a shared index that is unreachable.
 const PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 8 });
 
-/// How often an operation is repeated at least.
+/// Number of times that a failed operation is repeated even if the index works.
 const FEW: usize = 2;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// Whether a change that failed so may have been made.
+/// Returns whether a change that failed with this error may have been made.
 pub(super) fn is_unknown(error: &StoreError) -> bool {
     matches!(error, StoreError::Unavailable { .. } | StoreError::Full { .. })
 }
 
 impl Store {
-    /// The error of a request that has found another head than it expects. If its key has an answer, it is a retry of the
-    /// request that has moved the head, and is told so.
+    /// Returns the error for a request that found a different head than it expects. If the request's key has an answer,
+    /// the request is a retry of the one that moved the head, and the error is [`StoreError::Answered`].
     pub async fn unless_answered(&self, owner: Owner, key: Option<&str>, error: StoreError) -> StoreError {
         self.inner.unless_answered(owner, key, error).await
     }
 }
 
 impl Inner {
-    /// Repeats an operation while a shared index is out of reach, for some seconds. Repeating it must change nothing.
+    /// Repeats an operation while a shared index is unreachable, for some seconds. The operation must be idempotent.
     pub(super) async fn repeated<T, F: Future<Output = Result<T, StoreError>>>(
         &self,
         operation: impl Fn() -> F,
@@ -42,7 +42,7 @@ impl Inner {
         let mut result = operation().await;
         for (attempt, pause) in pauses(FIRST_PAUSE, LONGEST_PAUSE).enumerate() {
             let failed = self.index.is_shared() && matches!(result, Err(StoreError::Unavailable { .. }));
-            // An index that works may have failed for another reason, which stays.
+            // If the index works, the failure may have another cause, which repetition does not fix.
             let may_help = attempt < FEW || self.index.failure().is_some();
             if !failed || !may_help || began.elapsed() + pause > PATIENCE {
                 break;
@@ -53,8 +53,8 @@ impl Inner {
         result
     }
 
-    /// Ends a turn. A commit whose outcome is unknown is repeated: its version and the head that it expects are the same, so of
-    /// all attempts only one can be carried out, and the others find the head that this one has made.
+    /// Commits a turn. A commit whose outcome is unknown is repeated: every attempt has the same version and expects
+    /// the same head, so at most one attempt can be carried out, and the others find the head that it made.
     pub(super) async fn commit(&self, commit: &Commit) -> Result<Head, StoreError> {
         let committed = self.repeated(|| self.index.commit(commit.clone())).await;
         let Err(error) = committed else { return committed };
@@ -78,8 +78,8 @@ impl Inner {
         }
     }
 
-    /// Makes sure that a commit of this version, which was refused, is not carried out later: an earlier attempt may still be on
-    /// its way, and the head may come back to where it started.
+    /// Ensures that a refused commit of this version is not carried out later: an earlier attempt may still be in
+    /// flight, and the head may return to the version that it expects.
     async fn rule_out(&self, version: &VersionId) -> Result<(), StoreError> {
         if self.repeated(|| self.index.orphans(vec![version.clone()])).await?.contains(version) {
             return Ok(());
@@ -92,12 +92,12 @@ impl Inner {
         match self.repeated(|| self.index.receipt(owner, key)).await {
             Ok(Some((ends, _))) if ends > now() => StoreError::Answered,
             Ok(_) => error,
-            // Nobody knows whether it is a retry, which must not be refused for good.
+            // It is unknown whether the request is a retry; a retry must not be refused for good.
             Err(unknown) => unknown,
         }
     }
 
-    /// The session and its version, if a commit has made it after all.
+    /// Returns the session and its version if a commit has created the version after all.
     async fn find_commit(
         &self,
         owner: Owner,
@@ -122,7 +122,8 @@ impl Inner {
         }
     }
 
-    /// After an error that leaves it unknown: the session and its head, if the session was created and its head is `version`.
+    /// Returns the session and its head if the session was created and its head is `version`, after an error that
+    /// leaves this unknown. If `version` is `None`, any head matches.
     pub(super) async fn find_created(
         &self,
         owner: Owner,
@@ -137,7 +138,7 @@ impl Inner {
         version.is_none_or(|version| version.as_str() == found.0.head).then_some(found)
     }
 
-    /// Moves a session's head.
+    /// Moves a session's head, repeating attempts while a shared index is unreachable.
     pub(super) async fn moved(&self, rewind: &Rewind) -> Result<Head, StoreError> {
         match self.repeated(|| self.index.rewind(rewind.clone())).await {
             // An earlier attempt has moved it.

@@ -1,5 +1,6 @@
-//! Snapshots of turns that a server gives up amid their text, for the server that continues them. The index does not name them.
-//! If nobody removes one, the sweep does, as it removes what a dead server has left.
+//! Parked snapshots: when a server hands over a turn in the middle of generation, the server that continues it reads
+//! the snapshot from here. The index does not name them. The sweep removes any that nobody else removes, like other
+//! leftovers of a dead server.
 
 use std::sync::Arc;
 
@@ -10,7 +11,7 @@ use crate::session::id::VersionId;
 use crate::session::snapshot::Snapshot;
 
 impl Store {
-    /// Stores a snapshot; returns its id and its size in bytes. It is there for an hour at least.
+    /// Stores a snapshot; returns its id and its size in bytes. The snapshot is kept for at least an hour.
     ///
     /// # Errors
     /// The object store fails.
@@ -22,7 +23,7 @@ impl Store {
         Ok((id, bytes))
     }
 
-    /// A snapshot that a server has parked; `None` if it is gone or cannot be read.
+    /// Reads a parked snapshot; returns `None` if it is gone or cannot be read.
     ///
     /// # Errors
     /// The object store fails.
@@ -42,7 +43,7 @@ impl Store {
         }
     }
 
-    /// Removes a parked snapshot, which nobody needs any more.
+    /// Removes a parked snapshot that nobody needs any more.
     pub async fn remove_parked(&self, id: &VersionId) {
         drop(self.inner.objects.delete(vec![id.clone()]).await);
     }

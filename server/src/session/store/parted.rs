@@ -1,22 +1,23 @@
-//! The texts of two versions of one owner, from where they part.
+//! Compares two versions of one owner: the texts from where they diverge.
 
 use super::inner::Store;
 use crate::session::error::StoreError;
 use crate::session::id::{Owner, SessionId, VersionId};
 use crate::session::text::PartedTexts;
 
-/// Most tokens of a text after what it shares with the other one.
+/// Maximum number of tokens of a text after the part that it shares with the other one.
 const MAX_END: u64 = 100_000;
 
-/// Tokens before the place where they part that are returned as well: a word or a character may begin there.
+/// Number of tokens before the point of divergence that are returned as well: a word or a character may begin there.
 const BEFORE: u64 = 64;
 
 impl Store {
-    /// The texts of two versions, from where they part. What they share because one was forked from the other is not read.
-    /// Counts as a use of the session `id`.
+    /// Returns the texts of two versions, from where they diverge. The part that they share because one was forked from
+    /// the other is not read. Counts as a use of the session `id`.
     ///
     /// # Errors
-    /// No such session or version, a text was not kept or is too long after what both share, or the disk fails.
+    /// The session or a version does not exist, a text was not kept or is too long after the shared part, or the disk
+    /// fails.
     pub async fn parted_texts(
         &self,
         owner: Owner,

@@ -1,4 +1,4 @@
-//! Finds out whether a remote object store works: from time to time, and every second or so while it fails.
+//! Probes a remote object store: from time to time, and about every second while it fails.
 
 use std::pin::pin;
 use std::sync::{Arc, Weak};
@@ -10,11 +10,11 @@ use tokio::time::sleep;
 use super::inner::Inner;
 use crate::session::backend::{Backend, pauses};
 
-/// Pauses between probes while it fails.
+/// Pauses between probes while the object store fails.
 const FIRST: Duration = Duration::from_millis(100);
 const LONGEST: Duration = Duration::from_secs(1);
 
-/// Starts the task, which stops when the store is dropped.
+/// Starts the task; it stops when the store is dropped.
 pub(super) fn start(inner: &Arc<Inner>) {
     tokio::spawn(watch(Arc::downgrade(inner), Arc::clone(inner.objects.backend()), inner.options.sweep_every));
 }

@@ -16,7 +16,7 @@ use crate::session::snapshot::Snapshot;
 /// The kind of a response's version.
 const RESPONSE: &str = "response";
 
-/// Bytes of a session in a receipt, at most, without its metadata.
+/// Maximum bytes of a session in a receipt, without its metadata.
 const SESSION_IN_RECEIPT: usize = 1024;
 
 impl Store {
@@ -62,20 +62,20 @@ impl Store {
         .await
     }
 
-    /// A response's body, and the version of its snapshot.
+    /// Returns a response's body, and the version of its snapshot.
     ///
     /// # Errors
-    /// No such response.
+    /// The response does not exist.
     pub async fn response(&self, owner: Owner, id: &ResponseId) -> Result<(Vec<u8>, VersionId), StoreError> {
         let row = self.inner.response(owner, id).await?;
         let version = version_id(&row.version)?;
         Ok((row.body, version))
     }
 
-    /// The snapshot at the end of a response.
+    /// Returns the snapshot at the end of a response.
     ///
     /// # Errors
-    /// No such response, or its object cannot be read.
+    /// The response does not exist, or its object cannot be read.
     pub async fn response_snapshot(&self, owner: Owner, id: &ResponseId) -> Result<(Arc<Snapshot>, Tier), StoreError> {
         let version = self.response(owner, id).await?.1;
         let row = self.inner.version_row(owner, &version).await?;
@@ -85,13 +85,13 @@ impl Store {
     /// Removes a response, and its snapshot if nothing else keeps it.
     ///
     /// # Errors
-    /// No such response, or the disk fails.
+    /// The response does not exist, or the disk fails.
     pub async fn delete_response(&self, owner: Owner, id: &ResponseId) -> Result<(), StoreError> {
         self.inner.response(owner, id).await?;
         self.inner.index.delete_response(owner, id).await
     }
 
-    /// The answer stored under a key.
+    /// Returns the answer stored under a key, unless it has expired.
     ///
     /// # Errors
     /// The disk fails.
@@ -125,7 +125,7 @@ impl Inner {
         }
     }
 
-    /// The same for a receipt that describes `n` sessions, before its size is known.
+    /// Reserves space for a receipt that describes `n` sessions, before its size is known.
     pub(super) async fn admit_receipt_of(
         self: &Arc<Self>,
         owner: Owner,
@@ -136,18 +136,18 @@ impl Inner {
         self.admit(owner, n.saturating_mul(SESSION_IN_RECEIPT + 2 * metadata) as u64).await
     }
 
-    /// An owner's response, unless it has expired.
+    /// Returns an owner's response, unless it has expired.
     async fn response(&self, owner: Owner, id: &ResponseId) -> Result<ResponseRow, StoreError> {
         let row = self.index.response(owner, id).await?;
         if row.ends <= now() { Err(StoreError::RESPONSE) } else { Ok(row) }
     }
 
-    /// A receipt to store, with its answer.
+    /// Returns a receipt to store, with its answer.
     pub(super) fn kept_receipt(&self, (ReceiptKey(key), answer): (ReceiptKey, Vec<u8>)) -> NewReceipt<Vec<u8>> {
         NewReceipt { key, now: now(), ends: self.receipt_expiry(), answer }
     }
 
-    /// A receipt to store, whose answer is made of the sessions that the transaction creates.
+    /// Returns a receipt to store, whose answer is made from the sessions that the transaction creates.
     pub(super) fn receipt_of<T: ?Sized + 'static, M: Borrow<T>>(
         &self,
         (ReceiptKey(key), answer): Receipt<T>,

@@ -1,4 +1,4 @@
-//! Creating, reading, changing and removing sessions.
+//! Creates, reads, changes and removes sessions.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -13,10 +13,10 @@ use crate::session::index::{Create, Edit, Edited, Forks, SessionRow, VersionRow}
 use crate::session::patch::Patch;
 use crate::session::snapshot::Snapshot;
 
-/// The kind of a session's first version, if no turn made it.
+/// The kind of a session's first version, if no turn created it.
 const CREATED: &str = "create";
 
-/// Most sessions that one request for a page reads, whatever it looks for.
+/// Maximum number of sessions that one list request reads, whatever its filter.
 const MAX_EXAMINED: usize = 1000;
 
 impl Store {
@@ -28,10 +28,10 @@ impl Store {
         self.create_once(owner, new, None).await
     }
 
-    /// As [`Self::create`], and stores a receipt in the same transaction.
+    /// Like [`Self::create`], and stores a receipt in the same transaction.
     ///
     /// # Errors
-    /// As [`Self::create`].
+    /// Same as [`Self::create`].
     pub async fn create_once(
         &self,
         owner: Owner,
@@ -42,10 +42,11 @@ impl Store {
         detached(async move { inner.create(owner, new, receipt, None).await }).await
     }
 
-    /// Creates a session with this id, in place of the one that has it. Waits at most `wait` while that is in use.
+    /// Creates a session with this id, replacing the session that has it, if any. Waits at most `wait` while that
+    /// session is in use.
     ///
     /// # Errors
-    /// As [`Self::create`], or the session in its place is in use.
+    /// Same as [`Self::create`], or the session to replace is in use.
     pub async fn create_as(
         &self,
         owner: Owner,
@@ -64,23 +65,25 @@ impl Store {
         .await
     }
 
-    /// The current description of a session.
+    /// Returns the current description of a session.
     ///
     /// # Errors
-    /// No such session.
+    /// The session does not exist.
     pub async fn get(&self, owner: Owner, id: &SessionId) -> Result<Session, StoreError> {
         self.inner.live(owner, id).await?;
-        // Asked before as well: a turn that ends after the rows were read has a version that they do not show.
+        // Also checked before the rows are read: a turn that ends after the read has a version that the rows do not
+        // show.
         let was_in_use = self.inner.leases.in_use(id);
         let (row, head) = self.inner.index.head(owner, id).await?;
         let session = self.inner.session(id.clone(), row, head)?;
         Ok(Session { in_use: was_in_use || session.in_use, ..session })
     }
 
-    /// A page of an owner's sessions. It has fewer than the limit if it examined as many sessions as a request may.
+    /// Returns a page of an owner's sessions. The page is shorter than the limit if the request has examined as many
+    /// sessions as it may.
     ///
     /// # Errors
-    /// No such session as `after`.
+    /// The session `after` does not exist.
     pub async fn list(&self, owner: Owner, listing: Listing) -> Result<Page, StoreError> {
         let Listing { after, limit, newest_first, filter } = listing;
         let mut after = match after {
@@ -89,7 +92,7 @@ impl Store {
         };
         let (mut sessions, mut last, mut listed) = (Vec::new(), None, HashSet::new());
         let mut left = MAX_EXAMINED.max(limit);
-        // One more than is needed, to know whether there are more.
+        // One more than needed, to know whether there are more.
         let mut page = limit.saturating_add(1);
         loop {
             let found = self.inner.index.list(owner, after, newest_first, page).await?;
@@ -101,7 +104,7 @@ impl Store {
                 }
                 left -= 1;
                 after = Some(row.number);
-                // A session that is replaced meanwhile is found again among the newest.
+                // A session that is replaced during the listing shows up again among the newest.
                 if allowed && listed.insert(id.clone()) {
                     sessions.push(self.inner.session(id.clone(), row, head)?);
                 }
@@ -117,16 +120,16 @@ impl Store {
     /// Changes a session's metadata, its time to live, or the label of its head.
     ///
     /// # Errors
-    /// There is no such session, or the disk fails.
+    /// The session does not exist, or the disk fails.
     pub async fn update(&self, owner: Owner, id: &SessionId, patch: Patch) -> Result<Session, StoreError> {
         let Edited { session, version } = self.inner.edit(owner, id, Edit::Patch(patch)).await?;
         self.inner.session(id.clone(), session, version.row)
     }
 
-    /// Removes a session and every version that nothing else keeps. A running turn then fails to commit.
+    /// Removes a session and every version that nothing else keeps. A turn that is running then fails to commit.
     ///
     /// # Errors
-    /// There is no such session, or the disk fails.
+    /// The session does not exist, or the disk fails.
     pub async fn delete(&self, owner: Owner, id: &SessionId) -> Result<(), StoreError> {
         self.inner.live(owner, id).await?;
         self.inner.index.delete(owner, id).await?;
@@ -137,7 +140,7 @@ impl Store {
 }
 
 impl Filter {
-    /// Whether a session may be listed.
+    /// Returns whether a session meets all conditions.
     fn allows(&self, row: &SessionRow, head: &VersionRow) -> bool {
         let within = |(after, before): (Option<u64>, Option<u64>), time: u64| {
             after.is_none_or(|after| time > after) && before.is_none_or(|before| time < before)
@@ -153,21 +156,21 @@ impl Filter {
 }
 
 impl Inner {
-    /// The row of an owner's session, unless it has expired.
+    /// Returns the row of an owner's session, unless the session has expired.
     pub(super) async fn live(&self, owner: Owner, id: &SessionId) -> Result<SessionRow, StoreError> {
         let row = self.index.session(owner, id).await?;
         if self.is_expired(id, &row) { Err(StoreError::SESSION) } else { Ok(row) }
     }
 
-    /// The same, and records a use of it.
+    /// Like [`Self::live`], and records a use of the session.
     pub(super) async fn use_session(&self, owner: Owner, id: &SessionId) -> Result<SessionRow, StoreError> {
         let row = self.live(owner, id).await?;
         self.record_use(id, &row).await?;
         Ok(row)
     }
 
-    /// Creates a session: with the id `named` if one is given, whose lease the caller holds, and then in place of the session that
-    /// has the id if the flag says so.
+    /// Creates a session. If `named` has an id, the session gets that id, and the caller holds its lease; the flag says
+    /// whether the session replaces an existing one with that id.
     pub(super) async fn create(
         self: &Arc<Self>,
         owner: Owner,

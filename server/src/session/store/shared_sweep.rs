@@ -1,5 +1,5 @@
-//! The sweep of a store whose index other servers share. Each server records its last uses and removes what its own requests have
-//! left behind; all else is done by one of them, which the index chooses.
+//! The sweep of a store whose index is shared by several servers. Each server records its last uses and removes the
+//! leftovers of its own requests; one server, the leader, does the rest. The index chooses the leader.
 
 use std::sync::{Arc, Weak};
 
@@ -11,7 +11,7 @@ use super::inner::{Inner, now};
 use super::sweep::{log_failure, sweep_orphans};
 use crate::session::error::StoreError;
 
-/// Starts the task, which stops when the store is dropped.
+/// Starts the task; it stops when the store is dropped.
 pub(super) fn start(inner: &Arc<Inner>) {
     tokio::spawn(run(Arc::downgrade(inner), Arc::clone(&inner.garbage)));
 }
@@ -22,12 +22,12 @@ async fn run(store: Weak<Inner>, woken: Arc<Notify>) {
         return;
     };
     let mut swept = Instant::now();
-    // Not at the start of each server, and not at the same time on all of them.
+    // The random delay keeps servers from listing the objects at every start, and all at the same time.
     let mut listed = swept + grace.mul_f64(rand::random());
     let mut listing: Option<JoinHandle<()>> = None;
     loop {
         let Some(inner) = store.upgrade() else { return };
-        // While the index is out of reach, each step would only fail.
+        // While the index is unreachable, each step would only fail.
         if inner.index.failure().is_none() {
             log_failure(inner.remove_suspects().await);
             if swept.elapsed() >= every {
@@ -52,7 +52,7 @@ async fn run(store: Weak<Inner>, woken: Arc<Notify>) {
 }
 
 impl Inner {
-    /// Removes what nothing needs, as long as this is the server that does.
+    /// Removes expired items, unused texts and garbage, as long as this server is the leader.
     pub(super) async fn sweep_if_leading(&self) -> Result<(), StoreError> {
         if self.index.leads().await? {
             self.index.expire(now(), self.exempt()).await?;

@@ -1,4 +1,4 @@
-//! Streams that several servers share: what a server records of a request, so that another one can compute its stream again.
+//! Streams shared by several servers: a server records a request, so that another server can compute its stream again.
 
 use std::time::Duration;
 
@@ -8,12 +8,13 @@ use crate::session::id::Owner;
 use crate::session::index::{NewStream, StreamRow};
 
 impl Store {
-    /// Whether other servers use the store at the same time.
+    /// Returns whether other servers use the store at the same time.
     pub fn is_shared(&self) -> bool {
         self.inner.index.is_shared()
     }
 
-    /// Records a stream for so long, in place of an earlier record. This server is then its holder.
+    /// Stores the record of a stream for the duration `kept`, replacing any earlier record. This server becomes the
+    /// stream's holder.
     ///
     /// # Errors
     /// The index fails.
@@ -22,28 +23,29 @@ impl Store {
         self.inner.index.put_stream(NewStream { id: id.to_owned(), row: StreamRow { owner, record }, ends }).await
     }
 
-    /// What is recorded of a stream.
+    /// Returns the record of a stream.
     ///
     /// # Errors
-    /// No such stream, or the index fails.
+    /// The stream does not exist, or the index fails.
     pub async fn stream(&self, owner: Owner, id: &str) -> Result<Vec<u8>, StoreError> {
         Ok(self.inner.index.stream(owner, id).await?.record)
     }
 
-    /// Makes this server the holder of a stream; false if another server that is alive is.
+    /// Makes this server the holder of a stream; returns false if another live server holds it.
     ///
     /// # Errors
-    /// No such stream, or the index fails.
+    /// The stream does not exist, or the index fails.
     pub async fn take_stream(&self, owner: Owner, id: &str) -> Result<bool, StoreError> {
         self.inner.index.take_stream(owner, id).await
     }
 
-    /// Gives a stream up, so that another server can take it at once, with another record if one is given.
+    /// Releases a stream, so that another server can take it at once. Replaces the record if a new one is given.
     pub async fn release_stream(&self, owner: Owner, id: &str, record: Option<Vec<u8>>) {
         self.inner.index.release_stream(owner, id, record).await;
     }
 
-    /// Keeps the record of a stream that has ended for so long, and gives the stream up, if this server is its holder.
+    /// Keeps the record of an ended stream for the duration `kept` and releases the stream, if this server is its
+    /// holder.
     ///
     /// # Errors
     /// The index fails.
@@ -51,7 +53,7 @@ impl Store {
         self.inner.index.keep_stream(owner, id, now().saturating_add(kept.as_millis() as u64)).await
     }
 
-    /// Removes the record of a stream if this server is its holder; false if it is not.
+    /// Removes the record of a stream if this server is its holder; returns false if it is not.
     ///
     /// # Errors
     /// The index fails.

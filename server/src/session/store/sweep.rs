@@ -1,4 +1,4 @@
-//! The background task that removes expired items, garbage, and what a crash left behind.
+//! The background task that removes expired items, garbage, and leftovers of a crash.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering;
@@ -15,13 +15,13 @@ use crate::session::error::StoreError;
 use crate::session::id::{SessionId, VersionId};
 use crate::session::objects::Batch;
 
-/// Items removed, or objects checked, in one step.
+/// Number of items removed, or objects checked, in one step.
 const BATCH: usize = 500;
 
 /// Flush interval of a store that does not sync each turn.
 const FLUSH_EVERY: Duration = Duration::from_secs(1);
 
-/// Starts the task, which stops when the store is dropped.
+/// Starts the task; it stops when the store is dropped.
 pub(super) fn start(inner: &Arc<Inner>) {
     let (weak, garbage) = (Arc::downgrade(inner), Arc::clone(&inner.garbage));
     let every = inner.options.sweep_every;
@@ -33,7 +33,7 @@ pub(super) fn start(inner: &Arc<Inner>) {
         let mut listing: Option<JoinHandle<()>> = None;
         loop {
             let Some(inner) = weak.upgrade() else { return };
-            // After opening or reopening, the index may know less than was written.
+            // After the index is opened or reopened, it may lack some of what was written.
             if std::mem::replace(&mut opened, inner.index.opened()) != inner.index.opened() {
                 inner.orphans.store(true, Ordering::SeqCst);
             }
@@ -44,7 +44,7 @@ pub(super) fn start(inner: &Arc<Inner>) {
             if swept.elapsed() >= every {
                 log_failure(inner.index.ready().await);
                 if inner.index.failure().is_some() {
-                    // Finds out whether the store can commit again.
+                    // Checks whether the store can commit again.
                     log_failure(inner.index.flush().await);
                 }
                 log_failure(inner.save_last_uses().await);
@@ -59,7 +59,8 @@ pub(super) fn start(inner: &Arc<Inner>) {
                 if before != on_disk {
                     let flushed = inner.flush().await;
                     if flushed.is_ok() {
-                        // Transactions committed during the flush count as not flushed. The flush itself is one transaction.
+                        // Transactions committed during the flush count as not yet flushed. The flush itself is one
+                        // transaction.
                         on_disk = before + 1;
                     }
                     log_failure(flushed);
@@ -76,7 +77,7 @@ pub(super) fn start(inner: &Arc<Inner>) {
     });
 }
 
-/// Logs a failure. The next sweep tries again.
+/// Logs a failure of the sweep. The next sweep tries again.
 pub(super) fn log_failure(result: Result<(), StoreError>) {
     if let Err(error) = result {
         tracing::warn!(%error, "the sweep of the store failed; the next one tries again");
@@ -91,11 +92,11 @@ impl Inner {
         self.index.flush().await
     }
 
-    /// Writes last uses from memory to the index.
+    /// Writes the last uses recorded in memory to the index.
     pub(super) async fn save_last_uses(&self) -> Result<(), StoreError> {
         let mut uses: HashMap<SessionId, u64> = self.last_uses.lock().clone();
         if self.index.is_shared() {
-            // Other servers do not know that they are in use.
+            // Other servers do not know that these sessions are in use.
             uses.extend(self.leases.all_in_use().into_iter().map(|id| (id, now())));
         }
         if uses.is_empty() {
@@ -103,7 +104,7 @@ impl Inner {
         }
         self.index.ready().await?;
         self.index.record_uses(uses.clone()).await?;
-        // Later uses are written next time.
+        // Uses recorded since the copy are written next time.
         self.last_uses.lock().retain(|id, used| uses.get(id) != Some(used));
         Ok(())
     }
@@ -114,13 +115,13 @@ impl Inner {
         Ok(())
     }
 
-    /// The same, as long as this is the server that does.
+    /// Like [`Self::remove_garbage`], but stops as soon as this server is not the leader.
     pub(super) async fn remove_garbage_if_leading(&self) -> Result<(), StoreError> {
         while self.index.leads().await? && self.remove_some_garbage().await? {}
         Ok(())
     }
 
-    /// Removes some; whether there may be more that can be removed.
+    /// Removes one batch of garbage; returns whether there may be more that can be removed.
     async fn remove_some_garbage(&self) -> Result<bool, StoreError> {
         {
             let _removing = self.removing.read().await;
@@ -129,7 +130,7 @@ impl Inner {
                 return Ok(false);
             }
             if self.options.durability == Durability::Memory {
-                // If the index falls back to what is on disk, the objects that it then names must still exist.
+                // If the index reverts to its state on disk, the objects that it then names must still exist.
                 self.index.flush().await?;
             }
             let found = batch.len();
@@ -147,9 +148,10 @@ impl Inner {
         self.garbage.notify_one();
     }
 
-    /// Removes possible orphans that nothing points to. Those still being uploaded are checked later, and so are all of them
-    /// while the index may yet need an object that it does not name: a commit that failed here may still take effect in a
-    /// database, and beside a damaged index the damaged one may name it.
+    /// Removes possible orphans that nothing points to. Objects that are still being uploaded are checked later. All
+    /// are checked later while the index may still need an object that it does not name: a commit that failed here may
+    /// yet take effect in a database, and a damaged index kept beside the current one may name objects that the current
+    /// one does not.
     pub(super) async fn remove_suspects(&self) -> Result<(), StoreError> {
         if !self.index.names_all() {
             return Ok(());
@@ -169,10 +171,11 @@ impl Inner {
         Ok(())
     }
 
-    /// Of these objects with the times when they were written, removes those that nothing points to.
+    /// Removes the objects of a batch that nothing points to; returns how many. The batch has the time at which each
+    /// was written.
     async fn remove_orphans(&self, mut batch: Batch) -> Result<usize, StoreError> {
         if self.index.is_shared() {
-            // Another server may be about to add a younger one to the index.
+            // Another server may be about to add a younger object to the index.
             let grace = self.options.orphan_grace.as_millis() as u64;
             batch.retain(|(_, written)| written.saturating_add(grace) <= now());
         }
@@ -180,7 +183,7 @@ impl Inner {
     }
 
     async fn remove_orphans_of(&self, mut ids: Vec<VersionId>) -> Result<usize, StoreError> {
-        // Uploads are checked before the index: an upload that finishes in between is in the index by then, if ever.
+        // Check uploads before the index: an upload that finishes in between is in the index by then, if ever.
         ids.retain(|id| !self.objects.is_uploading(id));
         let _removing = self.removing.read().await;
         let orphans = self.index.orphans(ids).await?;
@@ -188,7 +191,7 @@ impl Inner {
     }
 }
 
-/// Removes what a process that died left behind: partly written files, and objects that were not yet in the index. This
+/// Removes what a crashed process left behind: partly written files, and objects that were not yet in the index. This
 /// runs as its own task because there may be many. It holds the store for one batch at a time.
 pub(super) async fn sweep_orphans(store: Weak<Inner>) {
     if let Err(error) = try_sweep(&store).await
@@ -232,21 +235,21 @@ async fn try_sweep(store: &Weak<Inner>) -> Result<(), StoreError> {
     inner.report_missing(seen).await
 }
 
-/// Most snapshots of servers that share an index whose names are collected to find out which are missing.
+/// Maximum number of snapshot names collected to find missing snapshots when servers share the index.
 const MOST_SEEN: usize = 1_000_000;
 
-/// Most missing snapshots that the log names one by one.
+/// Maximum number of missing snapshots that the log names one by one.
 const NAMED: usize = 100;
 
 impl Inner {
-    /// Logs the snapshots that the index names and that do not exist. `seen` are those that were listed: some may have been removed
-    /// since, and others added.
+    /// Logs the snapshots that the index names but that do not exist. `seen` has the names found by the listing; since
+    /// then, some objects may have been removed and others added.
     async fn report_missing(&self, seen: HashSet<String>) -> Result<(), StoreError> {
         let missing = self.index.missing(seen).await?;
         let mut found = 0;
         for (version, (row, sessions)) in missing {
             let Some(id) = VersionId::parse(&version) else { continue };
-            // It may have been written or released meanwhile.
+            // The object may have been written, or the version released, in the meantime.
             let row = self.index.version(row.owner, &id).await?;
             let Some(row) = row.filter(|row| row.kept_by > 0) else { continue };
             if matches!(self.objects.get(&id, row.bytes).await, Ok(Some(_))) {

@@ -1,4 +1,4 @@
-//! The texts of versions: space for them before a turn runs, and reading them back.
+//! The texts of versions: reserves space for them before a turn runs, and reads them back.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -10,14 +10,14 @@ use crate::session::id::{Owner, SessionId, VersionId};
 use crate::session::index::{DamagedText, EncodedText, NewVersion, Reservation, TextRow, text_bytes};
 use crate::session::text::{AddedText, TextPart};
 
-/// Most tokens of a text that are read at once.
+/// Maximum number of tokens of a text that are read at once.
 pub const MAX_TEXT_PART: u64 = 1_000_000;
 
-/// Bytes of rows that are read at once: first few, because most texts are short, and then twice as many each time.
+/// Bytes of rows that are read at once: few at first, because most texts are short, then twice as many each time.
 const FIRST_BYTES: usize = 64 << 10;
 const MOST_BYTES: usize = 4 << 20;
 
-/// The text of a new version, with space for it.
+/// The text of a new version, with the space reserved for it.
 #[derive(Debug)]
 pub(super) struct PreparedText {
     encoded: EncodedText,
@@ -35,16 +35,16 @@ impl NewVersion {
 }
 
 impl Store {
-    /// Whether the texts of new versions are kept.
+    /// Returns whether the texts of new versions are kept.
     pub fn keeps_text(&self) -> bool {
         self.inner.options.keep_text
     }
 
-    /// The tokens from `start` to `end` of a version that the session lists; of its head if none is named. At most
-    /// [`MAX_TEXT_PART`].
+    /// Returns the tokens from `start` to `end` of a version that the session lists; of the head if `version` is
+    /// `None`. At most [`MAX_TEXT_PART`].
     ///
     /// # Errors
-    /// No such session or version, its text was not kept, the range is not within the text, or the disk fails.
+    /// The session or version does not exist, its text was not kept, the range is outside the text, or the disk fails.
     pub async fn text(
         &self,
         owner: Owner,
@@ -60,8 +60,8 @@ impl Store {
     }
 }
 
-/// Checks a range of a text of `total` tokens or messages, of which at most `most` are read at once. Without an end, as much
-/// as is read at once.
+/// Checks a range of a text that has `total` tokens or messages, of which at most `most` are read at once. Without an
+/// end, the range is as long as possible.
 pub(super) fn within(
     (start, end): (Option<u64>, Option<u64>),
     total: u64,
@@ -80,7 +80,8 @@ pub(super) fn within(
 }
 
 impl Inner {
-    /// Encodes the text of a new version and reserves space for it, if `reserved` is not enough. `None` if texts are not kept.
+    /// Encodes the text of a new version, and reserves space for it unless `reserved` is enough. Returns `None` if
+    /// there is no text or texts are not kept.
     pub(super) async fn prepare_text(
         self: &Arc<Self>,
         owner: Owner,
@@ -98,7 +99,7 @@ impl Inner {
         Ok(Some(PreparedText { encoded, reservation }))
     }
 
-    /// A version that the session lists, or its head, and the tokens and messages of its text.
+    /// Returns a version that the session lists (or its head), and the numbers of tokens and messages of its text.
     pub(super) async fn totals(
         &self,
         owner: Owner,
@@ -111,20 +112,20 @@ impl Inner {
         Ok((version, tokens, messages))
     }
 
-    /// The tokens and messages of a version's text.
+    /// Returns the numbers of tokens and messages of a version's text.
     pub(super) async fn totals_of(&self, version: &VersionId, is_empty: bool) -> Result<(u64, u64), StoreError> {
         match self.index.text(version.as_str(), 1).await?.first() {
             Some((_, row)) => {
                 let row = TextRow::parse(row)?;
                 Ok((row.total(), row.messages))
             }
-            // An empty version has no row, because nothing would be in it.
+            // An empty version has no row.
             None if is_empty => Ok((0, 0)),
             None => Err(StoreError::TextNotKept { version: version.clone() }),
         }
     }
 
-    /// The tokens of a version's text from `start` to `end`.
+    /// Returns the tokens of a version's text from `start` to `end`.
     pub(super) async fn text_part(
         &self,
         version: &VersionId,
@@ -151,8 +152,8 @@ impl Inner {
         Ok(TextPart { total, start, end, tokens })
     }
 
-    /// How many tokens two versions' texts have in common because the same rows have them. They may begin with more that are
-    /// equal. Versions come with their numbers of tokens.
+    /// Returns how many leading tokens two versions share because they come from the same rows. More of their leading
+    /// tokens may be equal. Each version comes with its number of tokens.
     pub(super) async fn shared_text(
         &self,
         one: (&VersionId, u64),
@@ -175,9 +176,9 @@ impl Inner {
         Ok(self.visit_text(other.0, other.1, (ends, 0), visit).await?.1)
     }
 
-    /// Visits the rows that make up the first `end` tokens of a version's text, from the last one back, until `visit`
-    /// returns false: with what it has found so far, the version, its row, and the position where the part of the text ends
-    /// that comes from it. Returns what it has found.
+    /// Visits the rows that make up the first `end` tokens of a version's text, from the last row backward, until
+    /// `visit` returns false. `visit` gets what has been found so far, the version, its row, and the position where the
+    /// row's part of the text ends. Returns what was found.
     pub(super) async fn visit_text<F: Send + 'static>(
         &self,
         version: &VersionId,
@@ -191,7 +192,7 @@ impl Inner {
             if rows.is_empty() {
                 return Err(self.missing_text(version, &id).await);
             }
-            // Decoding takes its time.
+            // Decoding takes time.
             (found, seen, next) = blocking(move || {
                 let mut next = Some((id, end));
                 for (id, row) in rows {
@@ -213,10 +214,10 @@ impl Inner {
         Ok(found)
     }
 
-    /// Why a row of a version's text is missing.
+    /// Returns the reason why a row of a version's text is missing.
     async fn missing_text(&self, version: &VersionId, missing: &str) -> StoreError {
         match self.index.text(version.as_str(), 1).await {
-            // The version has been removed meanwhile.
+            // The version has been removed in the meantime.
             Ok(rows) if rows.is_empty() => StoreError::TextNotKept { version: version.clone() },
             Ok(_) => DamagedText(format!("the text of version {missing} is missing")).into(),
             Err(error) => error,

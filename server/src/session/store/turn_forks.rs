@@ -1,5 +1,5 @@
-//! Forks that a turn leaves beside its session's new version: one for each other text that it has generated. They are
-//! committed with the turn, or not at all.
+//! Forks that a turn creates beside its session's new version: one for each additional completion. They are committed
+//! with the turn, or not at all.
 
 use std::sync::Arc;
 
@@ -11,20 +11,21 @@ use crate::session::id::{Owner, SessionId, VersionId};
 use crate::session::index::{NewVersion, Reservation, VersionRow};
 use crate::session::snapshot::Snapshot;
 
-/// A session that begins as a fork of a turn's session, from the version that the turn continues, with a version of its own.
+/// A session that begins as a fork of a turn's session, from the version that the turn continues, with a version of its
+/// own.
 #[derive(Clone, Debug)]
 pub struct TurnFork {
-    /// Its id.
+    /// The fork's id.
     pub id: SessionId,
-    /// Its version.
+    /// The id of the fork's version.
     pub version: VersionId,
-    /// The snapshot of that.
+    /// The version's snapshot.
     pub snapshot: Arc<Snapshot>,
     /// What the version records.
     pub note: TurnNote,
 }
 
-/// The forks that a turn leaves, and the space that is reserved for them.
+/// The forks that a turn creates, and the space reserved for them.
 #[derive(Debug, Default)]
 pub(super) struct TurnForks {
     reserved: Vec<Arc<Reservation>>,
@@ -56,14 +57,14 @@ impl TurnForks {
         Ok(())
     }
 
-    /// Sets the forks to leave.
+    /// Sets the forks to create.
     pub(super) fn leave(&mut self, forks: Vec<TurnFork>) {
         self.forks = forks;
     }
 }
 
 impl Inner {
-    /// Writes the objects of forks of the session, which starts from `parent`.
+    /// Writes the objects of the forks of a session; each fork starts from `parent`.
     pub(super) async fn prepare_forks(
         self: &Arc<Self>,
         owner: Owner,
@@ -98,7 +99,7 @@ impl Inner {
         error
     }
 
-    /// Logs the forks of `session` that are committed, and caches their snapshots.
+    /// Logs the committed forks of `session`, and caches their snapshots.
     pub(super) fn remember_forks(&self, session: &SessionId, forks: &PreparedForks) {
         for (fork, prepared) in &forks.forks {
             tracing::info!(session = %fork.id, from = %session, "session forked");
@@ -110,12 +111,12 @@ impl Inner {
 }
 
 impl PreparedForks {
-    /// How many there are.
+    /// Returns the number of forks.
     pub(super) fn len(&self) -> usize {
         self.forks.len()
     }
 
-    /// What the index is to create.
+    /// Returns the sessions and versions that the index is to create.
     pub(super) fn versions(&self) -> Vec<(SessionId, NewVersion)> {
         self.forks.iter().map(|(fork, prepared)| (fork.id.clone(), prepared.version.clone())).collect()
     }

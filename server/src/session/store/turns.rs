@@ -24,25 +24,25 @@ pub struct Turn {
     inner: Arc<Inner>,
     owner: Owner,
     session: Session,
-    /// What creates the session, if it is not there yet.
+    /// What is needed to create the session, if it does not exist yet.
     absent: Option<Absent>,
     head: Arc<Snapshot>,
     tier: Tier,
     expectation: Expectation,
     lease: Held,
-    /// Space for the new version, enough for the largest possible one.
+    /// Space reserved for the new version, enough for the largest possible one.
     reserved: Arc<Reservation>,
-    /// Space for the text that it adds.
+    /// Space reserved for the text that the turn adds.
     text_reserved: Option<Arc<Reservation>>,
     forks: TurnForks,
-    /// Whether another server may carry out the same turn, and commit the same version.
+    /// Whether another server may run the same turn, and commit the same version.
     repeats: bool,
 }
 
-/// A session that is not there yet.
+/// What is needed to create a session that does not exist yet.
 struct Absent {
     new: NewSession,
-    /// Whether it replaces one that has expired.
+    /// Whether it replaces a session that has expired.
     replaces: bool,
 }
 
@@ -54,7 +54,7 @@ struct Origin {
     tier: Tier,
 }
 
-/// What a request expects of its session's head until it ends.
+/// What a request expects of its session's head until the request ends.
 #[derive(Clone, Copy, Debug)]
 struct Expectation {
     /// Whether the client named the head.
@@ -64,7 +64,7 @@ struct Expectation {
 }
 
 impl Expectation {
-    /// The error of a request that was refused because the head is another version.
+    /// Returns the error for a request that was refused because the head is another version.
     fn refusal(self, error: StoreError) -> StoreError {
         match error {
             StoreError::Stale { head } if !self.named => StoreError::Conflict { head },
@@ -77,8 +77,8 @@ impl Store {
     /// Takes a session for a turn, waiting at most `wait` while it is in use. Waiters are served in order.
     ///
     /// # Errors
-    /// No such session, it is in use, its head is not `if_match`, there is no space for the turn's result, or its head
-    /// cannot be read.
+    /// The session does not exist or is in use, its head is not `if_match` or cannot be read, or there is no space for
+    /// the turn's result.
     pub async fn begin(
         &self,
         owner: Owner,
@@ -96,11 +96,12 @@ impl Store {
         Ok(Turn::new(inner, owner, origin, (lease, expectation, reserved)))
     }
 
-    /// As [`Self::begin`]. If there is no session with this id, it is the turn of an empty one, which [`Turn::create_session`]
-    /// creates with these notes; nobody else uses the id before the turn ends.
+    /// Like [`Self::begin`]. If there is no session with this id, the turn starts from an empty session, which
+    /// [`Turn::create_session`] creates with this metadata; the lease keeps others from using the id until the turn
+    /// ends.
     ///
     /// # Errors
-    /// The session is in use, there is no space for the turn's result, or its head cannot be read.
+    /// The session is in use, there is no space for the turn's result, or the head cannot be read.
     pub async fn begin_or_create(
         &self,
         owner: Owner,
@@ -135,11 +136,12 @@ impl Store {
         Ok(Turn::new(inner, owner, origin, (lease, expectation, reserved)))
     }
 
-    /// Moves a session's head to another version of the same owner whose snapshot is kept. The session then lists it, and so
-    /// its ancestors.
+    /// Moves a session's head to another version of the same owner whose snapshot is kept. The session then lists that
+    /// version and its ancestors.
     ///
     /// # Errors
-    /// No such session or version, it is in use, its head is not `if_match` or another server moves it, or the disk fails.
+    /// The session or version does not exist, the session is in use, its head is not `if_match`, another server has
+    /// moved the head, or the disk fails.
     pub async fn rewind(
         &self,
         owner: Owner,
@@ -163,7 +165,7 @@ impl Store {
     }
 }
 
-/// A session that is not there yet.
+/// Describes a session that does not exist yet.
 fn absent_session(id: &SessionId, metadata: &Metadata) -> Session {
     let head = Version {
         id: VersionId::new(),
@@ -194,7 +196,8 @@ fn absent_session(id: &SessionId, metadata: &Metadata) -> Session {
 }
 
 impl Inner {
-    /// Takes a session's lease and reads its rows, which no other request of this server then changes.
+    /// Takes a session's lease and reads its rows, which no other request of this server changes while the lease is
+    /// held.
     async fn hold(
         &self,
         owner: Owner,
@@ -213,7 +216,7 @@ impl Inner {
         Ok((lease, expectation, row, head))
     }
 
-    /// Counts an error if another server was faster.
+    /// Counts an error as a conflict if another server moved the head first.
     fn count_conflict(&self, error: &StoreError) {
         if matches!(error, StoreError::Stale { .. }) {
             count(&self.counters.conflicts, 1);
@@ -233,17 +236,17 @@ impl Turn {
         Self { inner, owner, session, absent, head, tier, expectation, lease, reserved, text_reserved, forks, repeats }
     }
 
-    /// The session at the start of the turn.
+    /// Returns the session at the start of the turn.
     pub fn session(&self) -> &Session {
         &self.session
     }
 
-    /// The snapshot from which the turn starts.
+    /// Returns the snapshot from which the turn starts.
     pub fn head(&self) -> &Arc<Snapshot> {
         &self.head
     }
 
-    /// Creates the session, if it is not there yet.
+    /// Creates the session, if it does not exist yet.
     ///
     /// # Errors
     /// The owner may not have another session, or the disk is full or fails.
@@ -253,7 +256,7 @@ impl Turn {
         let created = async move {
             let created = inner.create(owner, new, None, Some((id.clone(), replaces))).await;
             match created {
-                // Another server has created it meanwhile.
+                // Another server has created it in the meantime.
                 Err(StoreError::NotFound { .. }) if !replaces => match inner.index.session(owner, &id).await {
                     Ok(row) => Err(StoreError::Conflict { head: version_id(&row.head)? }),
                     Err(_) => created,
@@ -265,23 +268,23 @@ impl Turn {
         Ok(())
     }
 
-    /// Where that snapshot was found.
+    /// Returns where the snapshot of [`Self::head`] was found.
     pub fn tier(&self) -> Tier {
         self.tier
     }
 
-    /// Reserves what `n` forks need: space for the largest possible snapshots. To be called before anything is computed for
-    /// them.
+    /// Reserves space for the largest possible snapshots of `n` forks. Call this before anything is computed for them.
     ///
     /// # Errors
-    /// The owner may not have that many sessions, the session has too many versions for as many forks, or there is no space.
+    /// The owner may not have that many sessions, the session has too many versions for that many forks, or there is no
+    /// space.
     pub async fn reserve_forks(&mut self, n: usize) -> Result<(), StoreError> {
         let from = (self.session.id.clone(), self.session.head.id.clone());
         self.forks.reserve(&self.inner, self.owner, from, n).await
     }
 
-    /// Reserves space for the text that the turn will add, if texts are kept: `tokens` below `vocab_size`, and `messages`
-    /// bytes of messages.
+    /// Reserves space for the text that the turn will add, if texts are kept: `tokens` tokens with ids below
+    /// `vocab_size`, and `messages` bytes of messages.
     ///
     /// # Errors
     /// A quota or the disk is full and nothing can be evicted, or the disk fails.
@@ -293,18 +296,19 @@ impl Turn {
         Ok(())
     }
 
-    /// Leaves these forks with the commit.
+    /// Sets the forks that the commit creates.
     pub fn leave_forks(&mut self, forks: Vec<TurnFork>) {
         self.forks.leave(forks);
     }
 
-    /// Makes `snapshot` the session's head, as `version`; in the same transaction, creates the forks and stores the receipt.
-    /// When this returns, the turn is committed. The commit completes even if the caller goes away.
+    /// Commits the turn: makes `snapshot` the session's head, as `version`, and in the same transaction creates the
+    /// forks and stores the receipt. When this returns, the turn is committed. The commit completes even if the caller
+    /// is canceled.
     ///
     /// # Errors
-    /// The session was deleted meanwhile, another server has moved its head ([`StoreError::Stale`] if the client named the
-    /// head, otherwise [`StoreError::Conflict`]) or has answered the same request, a quota or the disk is full, or the disk
-    /// fails.
+    /// The session was deleted in the meantime, another server has moved its head ([`StoreError::Stale`] if the client
+    /// named the head, otherwise [`StoreError::Conflict`]) or has answered the same request, a quota or the disk is
+    /// full, or the disk fails.
     pub async fn commit(
         mut self,
         snapshot: Arc<Snapshot>,
@@ -344,8 +348,9 @@ impl Turn {
             if let Err(StoreError::Stale { head }) = &committed
                 && inner.index.opened() != expectation.opened
             {
-                // The index has lost the expected head, which was not on disk yet. It is this server's alone, whose lease keeps
-                // others from the session, so the turn takes the place of what was lost: it has the whole state.
+                // The index has lost the expected head, which was not on disk yet. Only this server uses the index, and
+                // the lease keeps other requests from the session, so the turn can replace what was lost: its snapshot
+                // has the whole state.
                 commit.expected = head.clone();
                 committed = inner.commit(&commit).await;
             }
@@ -364,7 +369,7 @@ impl Turn {
                 Err(error) if repeats => {
                     inner.count_conflict(&error);
                     let error = inner.abandon_forks(forks, expectation.refusal(error)).await;
-                    // The object stays, because it may be that of another server's commit of the same version.
+                    // The object stays, because it may belong to another server's commit of the same version.
                     let committed = inner.committed(owner, &session.id, &version).await.ok().flatten();
                     committed.ok_or(error)
                 }

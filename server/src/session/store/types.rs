@@ -1,4 +1,4 @@
-//! The store's options, requests and results.
+//! The store's options, request types and result types.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -27,32 +27,32 @@ pub trait SnapshotCodec: Send + Sync {
     /// Checks that [`Self::decode`] will accept the output of [`Self::encode`].
     ///
     /// # Errors
-    /// The reason why it will not.
+    /// `decode` would reject the bytes; the error says why.
     fn check(&self, encoded: &[u8]) -> Result<(), String> {
         let _ = encoded;
         Ok(())
     }
 
-    /// Converts stored bytes to those of a file for export, which has the conversation as well.
+    /// Converts stored bytes to the bytes of an export file, which also contains the conversation.
     ///
     /// # Errors
-    /// As [`Self::decode`].
+    /// Same as [`Self::decode`].
     fn export(&self, stored: Bytes, conversation: &Conversation) -> Result<Bytes, String> {
         let _ = conversation;
         Ok(stored)
     }
 
-    /// An upper bound of the bytes of a snapshot.
+    /// Returns an upper bound on the encoded size of a snapshot, in bytes.
     fn max_bytes(&self) -> usize;
 }
 
 /// When a turn counts as stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Durability {
-    /// Once it is synced to disk, so that it survives a crash of the process or the machine.
+    /// Once it is synced to disk: it survives a crash of the process or the machine.
     Turn,
-    /// Once it is written; it is synced about a second later. A process that is killed loses its last second, as does one
-    /// whose index could not be written because the disk is full or fails.
+    /// Once it is written; the sync to disk follows about a second later. If the process is killed, the last second is
+    /// lost; the same happens if the index cannot be written because the disk is full or fails.
     Memory,
 }
 
@@ -65,40 +65,42 @@ pub enum Location {
     Memory,
 }
 
-/// Options of a store.
+/// The options of a store.
 #[derive(Clone, Debug)]
 pub struct StoreOptions {
     /// Where sessions are stored.
     pub location: Location,
     /// When a turn counts as stored.
     pub durability: Durability,
-    /// Bytes of snapshots cached in memory.
+    /// Maximum bytes of snapshots cached in memory.
     pub ram_bytes: u64,
-    /// Most bytes of stored snapshots. The index is not counted; it takes a few hundred bytes per version.
+    /// Maximum bytes of stored snapshots, texts and receipts. The rest of the index is not counted; it takes a few
+    /// hundred bytes per version.
     pub disk_bytes: u64,
-    /// Most bytes of snapshots per owner, counting each version once.
+    /// Maximum bytes of snapshots, texts and receipts per owner, counting each version once.
     pub owner_bytes: u64,
-    /// Most sessions per owner.
+    /// Maximum number of sessions per owner.
     pub owner_sessions: usize,
-    /// Versions per session whose snapshots are kept, including the head.
+    /// Number of versions per session whose snapshots are kept, including the head.
     pub keep_versions: usize,
-    /// Versions per session that are still listed after their snapshots are gone.
+    /// Number of versions per session that stay listed after their snapshots are gone.
     pub lineage: usize,
-    /// Whether the texts of new versions are kept, so that they can be read back.
+    /// Whether to keep the texts of new versions, so that they can be read back.
     pub keep_text: bool,
-    /// How long a stored response is kept.
+    /// How long stored responses are kept.
     pub response_ttl: Duration,
-    /// How long a receipt is kept.
+    /// How long receipts are kept.
     pub receipt_ttl: Duration,
     /// Interval between removals of expired items.
     pub sweep_every: Duration,
-    /// Where servers share the index: how long ago an object must have been written for it to be removed because nothing points to
-    /// it, which must be longer than any upload and the commit after it; and the interval between searches for such objects.
+    /// For servers that share an index: the minimum age of an object before it may be removed because nothing points to
+    /// it, and the interval between searches for such objects. It must be longer than any upload and the commit that
+    /// follows.
     pub orphan_grace: Duration,
 }
 
 impl StoreOptions {
-    /// Options with limits for a small machine.
+    /// Returns options with limits for a small machine.
     pub fn new(location: Location) -> Self {
         const GIB: u64 = 1 << 30;
         const DAY: Duration = Duration::from_hours(24);
@@ -123,13 +125,13 @@ impl StoreOptions {
 /// A session to create.
 #[derive(Clone, Debug)]
 pub struct NewSession {
-    /// What it starts from.
+    /// What the session starts from.
     pub start: Start,
-    /// The client's notes.
+    /// The client's metadata.
     pub metadata: Metadata,
-    /// How long it is kept after its last use; `None`: for ever.
+    /// How long the session is kept after its last use; `None` means forever.
     pub ttl: Option<Duration>,
-    /// The label of its first version.
+    /// The label of the session's first version.
     pub label: Option<String>,
 }
 
@@ -141,68 +143,68 @@ pub enum Start {
         /// Seed of the sampler's random numbers.
         seed: u64,
     },
-    /// A snapshot from elsewhere.
+    /// A snapshot from outside the store.
     Snapshot(Arc<Snapshot>),
-    /// A snapshot, and the whole text that it has read.
+    /// A snapshot, and the whole text that the model has read to reach it.
     Read(Arc<Snapshot>, AddedText),
-    /// A snapshot from a file, and what the file has besides it, without its label and metadata.
+    /// A snapshot from an uploaded file, and the file's conversation without its label and metadata.
     Uploaded(Arc<Snapshot>, Conversation),
-    /// A version of the same owner.
+    /// An existing version of the same owner.
     Version(VersionId),
 }
 
 /// The current description of a session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Session {
-    /// Its id.
+    /// The session's id.
     pub id: SessionId,
     /// The version from which its next turn starts.
     pub head: Version,
-    /// The client's notes.
+    /// The client's metadata.
     pub metadata: Metadata,
     /// Creation time in unix seconds.
     pub created: u64,
     /// Time of the last change in unix seconds.
     pub updated: u64,
-    /// Expiry in unix seconds, unless it is used before.
+    /// Expiry in unix seconds, if the session is not used before then.
     pub expires: Option<u64>,
-    /// Seconds after its last use when it expires.
+    /// Time to live: seconds from the last use to expiry.
     pub ttl: Option<u64>,
     /// Whether a turn is running.
     pub in_use: bool,
     /// The session and version from which it was forked.
     pub forked_from: Option<(SessionId, VersionId)>,
-    /// The client's names for versions that the session lists.
+    /// The session's tags: the client's names for versions that the session lists.
     pub tags: BTreeMap<String, VersionId>,
 }
 
 /// Which of an owner's sessions to list.
 #[derive(Clone, Debug, Default)]
 pub struct Listing {
-    /// The last session of the previous page, or the last that was examined for it.
+    /// Where to continue: the last session of the previous page, or the last one examined for it.
     pub after: Option<SessionId>,
-    /// Most sessions in the page.
+    /// Maximum number of sessions in the page.
     pub limit: usize,
-    /// The order of creation.
+    /// Whether to list the newest sessions first instead of the oldest.
     pub newest_first: bool,
-    /// Only these.
+    /// Which sessions to include.
     pub filter: Filter,
 }
 
-/// What a session must have to be listed; `None` allows all.
+/// Conditions that a listed session must meet; `None` accepts every session.
 #[derive(Clone, Debug, Default)]
 pub struct Filter {
-    /// All of these pairs.
+    /// Metadata pairs, all of which the session has.
     pub metadata: Metadata,
-    /// The label of its head.
+    /// The label of the session's head.
     pub label: Option<String>,
-    /// A tag.
+    /// The name of a tag that the session has.
     pub tag: Option<String>,
-    /// The session that it was forked from.
+    /// The session from which it was forked.
     pub forked_from: Option<String>,
-    /// Created after this second and before that one.
+    /// Created after the first and before the second of these times, in unix seconds.
     pub created: (Option<u64>, Option<u64>),
-    /// Changed after this second and before that one.
+    /// Changed after the first and before the second of these times, in unix seconds.
     pub updated: (Option<u64>, Option<u64>),
 }
 
@@ -211,90 +213,91 @@ pub struct Filter {
 pub struct Page {
     /// The sessions.
     pub sessions: Vec<Session>,
-    /// The last session that was examined, if there may be more after it.
+    /// The last session examined, if there may be more after it.
     pub next: Option<SessionId>,
 }
 
-/// A tag, and the version that it names.
+/// A tag and the version that it names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tag {
-    /// Its name.
+    /// The tag's name.
     pub name: String,
-    /// The version.
+    /// The tagged version.
     pub version: Version,
 }
 
-/// Which part of a chain of versions to read.
+/// Where to start reading a chain of versions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ChainFrom {
-    /// This version and its ancestors.
+    /// At this version, followed by its ancestors.
     Version(VersionId),
-    /// The ancestors of this version.
+    /// After this version: only its ancestors.
     After(VersionId),
 }
 
 /// The description of a version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Version {
-    /// Its id.
+    /// The version's id.
     pub id: VersionId,
     /// The version from which it was made.
     pub parent: Option<VersionId>,
-    /// Number of tokens in its text.
+    /// Number of tokens in the version's text.
     pub tokens: u64,
     /// Creation time in unix milliseconds.
     pub time: u64,
-    /// The client's name for it.
+    /// The client's label.
     pub label: Option<String>,
     /// What created it, such as "create", "chat" or "response".
     pub kind: String,
-    /// Prompt tokens of its turn.
+    /// Prompt tokens of the turn that created it.
     pub prompt_tokens: u64,
-    /// Generated tokens of its turn.
+    /// Generated tokens of the turn that created it.
     pub completion_tokens: u64,
-    /// Size of its object in bytes; 0 for an empty version.
+    /// Size of the version's object in bytes; 0 for an empty version.
     pub bytes: u64,
     /// Whether this session still keeps its snapshot.
     pub kept: bool,
-    /// The session that made it, if that is known.
+    /// The session that created it, if known.
     pub session: Option<SessionId>,
-    /// The names of its tags in this session.
+    /// The names of the version's tags in this session.
     pub tags: Vec<String>,
 }
 
 /// What a version records about the turn that created it.
 #[derive(Clone, Debug, Default)]
 pub struct TurnNote {
-    /// The client's name for the version.
+    /// The client's label for the version.
     pub label: Option<String>,
     /// Prompt tokens.
     pub prompt_tokens: u64,
     /// Generated tokens.
     pub completion_tokens: u64,
-    /// The kind of turn.
+    /// The kind of turn, such as "chat".
     pub kind: String,
-    /// What the turn adds to the text; without it, the version's text cannot be read back.
+    /// The text that the turn adds; without it, the version's text cannot be read back.
     pub text: Option<AddedText>,
 }
 
 /// A response to store.
 #[derive(Clone, Debug)]
 pub struct NewResponse {
-    /// What is returned for it.
+    /// The body returned to clients.
     pub body: Vec<u8>,
-    /// The snapshot at its end.
+    /// The snapshot at the end of the response.
     pub snapshot: Arc<Snapshot>,
-    /// The version that it continues.
+    /// The version that the response continues.
     pub parent: Option<VersionId>,
-    /// What it adds to the text of that version.
+    /// The text that the response adds to that version's text.
     pub text: Option<AddedText>,
 }
 
-/// The key under which the answer to a request is stored, in case the same request comes again.
+/// The key under which the answer to a request is stored, so that a retry of the request gets the same answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReceiptKey(pub String);
 
-/// A key and a function that makes the answer from the result. Result and receipt are stored in one transaction.
+/// A key, and a function that makes the answer from the result. The result and the receipt are stored in one
+/// transaction.
 pub type Receipt<T> = (ReceiptKey, Box<dyn Fn(&T) -> Vec<u8> + Send + Sync>);
 
 /// Forks to create.
@@ -304,22 +307,22 @@ pub struct Fork {
     pub from: Option<VersionId>,
     /// Number of forks.
     pub n: usize,
-    /// The client's notes on each fork; by default those on the session.
+    /// The client's metadata for each fork; by default the session's metadata.
     pub metadata: Option<Metadata>,
-    /// How long they are kept after their last use; by default as long as the session.
+    /// How long each fork is kept after its last use; by default as long as the session.
     pub ttl: Option<Duration>,
 }
 
 /// Where a snapshot was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tier {
-    /// In memory.
+    /// In the memory cache, or empty.
     Memory,
     /// In the object store.
     Disk,
 }
 
-/// Statistics of a store.
+/// The statistics of a store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StoreStats {
     /// Number of sessions.
@@ -328,9 +331,9 @@ pub struct StoreStats {
     pub versions: u64,
     /// Bytes of objects that something points to.
     pub disk_bytes: u64,
-    /// Most bytes of objects that something may point to.
+    /// The disk budget: the maximum bytes of objects, texts and receipts.
     pub disk_budget: u64,
-    /// Bytes of objects that nothing points to and that are about to be removed.
+    /// Bytes of garbage: objects that nothing points to and that are about to be removed.
     pub garbage_bytes: u64,
     /// Bytes of texts.
     pub text_bytes: u64,
@@ -338,22 +341,22 @@ pub struct StoreStats {
     pub ram_snapshots: u64,
     /// Bytes of snapshots cached in memory.
     pub ram_bytes: u64,
-    /// Snapshots found in memory.
+    /// Number of snapshots found in memory.
     pub hits_memory: u64,
-    /// Snapshots read from the object store.
+    /// Number of snapshots read from the object store.
     pub hits_disk: u64,
-    /// Turns committed.
+    /// Number of turns committed.
     pub commits: u64,
-    /// Turns and moves of a head that were refused because another server had moved the head meanwhile.
+    /// Number of turns and rewinds refused because another server had moved the head in the meantime.
     pub conflicts: u64,
-    /// Sessions created by forking.
+    /// Number of sessions created by forking.
     pub forks: u64,
-    /// Objects removed because nothing pointed to them.
+    /// Number of objects removed because nothing pointed to them.
     pub collected: u64,
-    /// Versions evicted to make space.
+    /// Number of versions evicted to make space.
     pub dropped: u64,
-    /// Requests refused for lack of space or because of a quota.
+    /// Number of requests refused for lack of space or because of a quota.
     pub refused: u64,
-    /// Transactions of the index. Turns that end at the same time share one.
+    /// Number of index transactions. Turns that end at the same time share one.
     pub transactions: u64,
 }

@@ -1,4 +1,4 @@
-//! Runs a chat template within limits, with the dialect and functions that Hugging Face provides.
+//! Runs a chat template within limits. It provides the Jinja dialect and the functions of Hugging Face.
 //!
 //! Steps, recursion and the length of the result are limited. The length of intermediate strings is not, because
 //! templates come from the operator.
@@ -68,7 +68,7 @@ impl Jinja {
             ..Value::from_pairs(variables)
         };
         let mut text = Bounded { bytes: Vec::new(), full: false };
-        // A panic of the template engine is an error of the template.
+        // If the template engine panics, the template has an error.
         let rendered = catch_unwind(AssertUnwindSafe(|| {
             self.environment.get_template(NAME)?.render_captured_to(values, &mut text).map(drop)
         }));
@@ -81,7 +81,7 @@ impl Jinja {
     }
 }
 
-/// A message as a template's value.
+/// Returns a message as a template value.
 fn value(message: &Message) -> Value {
     let fields =
         [("role", &message.role), ("content", &message.content)].map(|(name, text)| (name, Value::from(text.as_str())));
@@ -93,7 +93,7 @@ fn from_json(value: &serde_json::Value) -> Value {
     Value::deserialize(value).expect("a template value can represent any JSON value")
 }
 
-/// Replaces `{% generation %}` blocks, which mark training masks, by blocks that are always shown.
+/// Replaces `{% generation %}` blocks, which mark training masks, with blocks that are always shown.
 fn without_generation_tags(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;
@@ -122,7 +122,7 @@ fn raise_exception(reason: &Value) -> Result<String, Error> {
     Err(Error::new(ErrorKind::InvalidOperation, "exception").with_source(Raised(reason.to_string())))
 }
 
-/// The time in UTC, so that the text does not depend on the server's time zone.
+/// Formats the time in UTC, so that the text does not depend on the server's time zone.
 fn date(now: DateTime<Utc>, format: &str) -> Result<String, Error> {
     let mut out = String::new();
     // Unlike `to_string`, this reports unknown formats.
@@ -132,7 +132,7 @@ fn date(now: DateTime<Utc>, format: &str) -> Result<String, Error> {
     Ok(out)
 }
 
-/// JSON as Python's `json.dumps(value, ensure_ascii=False)` writes it; Jinja's own filter would escape for HTML.
+/// Writes JSON as Python's `json.dumps(value, ensure_ascii=False)` does; Jinja's own filter would escape it for HTML.
 #[expect(clippy::needless_pass_by_value, reason = "filters receive their options by value")]
 fn tojson(value: &Value, indent: Option<usize>, options: Kwargs) -> Result<String, Error> {
     let indent = indent.or(options.get("indent")?);

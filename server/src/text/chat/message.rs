@@ -1,8 +1,9 @@
-//! Messages, and why a chat template fails on them.
+//! Messages, and the errors of chat templates.
 
 use serde_json::{Map, Value};
 
-/// Most steps that a template may take: about a second, or a thousand for each of ten thousand messages.
+/// Most steps that a template may take. They take about a second, and allow a thousand steps for each of ten thousand
+/// messages.
 pub(super) const MAX_STEPS: u64 = 10_000_000;
 
 /// Longest text, in bytes, that a template may produce.
@@ -22,12 +23,12 @@ pub struct Message {
 /// What a template gets besides the messages.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TemplateInput<'a> {
-    /// The tools that the answer may call, as a list of objects in OpenAI's form. The template decides whether and where to
-    /// write them.
+    /// The tools that the answer may call, as a list of objects in OpenAI's format. The template decides whether and
+    /// where to write them.
     pub tools: Option<&'a Value>,
     /// Further variables.
     pub variables: Option<&'a Map<String, Value>>,
-    /// Whether the beginning of the assistant's answer is left out.
+    /// Whether to leave out the beginning of the assistant's answer.
     pub closed: bool,
 }
 
@@ -47,7 +48,7 @@ pub enum ChatError {
     /// The template has an error, or does not support these messages.
     #[error("the chat template failed: {0}")]
     Failed(String),
-    /// The template shows a message only next to certain others.
+    /// The template shows a message only next to certain other messages.
     #[error("messages[{at}] (role {role}): the chat template shows this message only together with others")]
     Hidden { at: usize, role: String },
     /// The template changes earlier text when messages are added.

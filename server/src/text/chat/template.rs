@@ -1,6 +1,5 @@
-//! A checkpoint's chat template: renders a whole conversation, or what new messages add to a stored one. Templates come
-//! from the checkpoint, never from a client.
-//!
+//! A checkpoint's chat template, which renders a whole conversation, or what new messages add to a stored one.
+//! Templates come from the checkpoint, never from a client.
 
 use std::path::Path;
 
@@ -17,7 +16,7 @@ use crate::text::tokenizer::{SpecialToken, Tokenizer, optional_json};
 /// Special tokens of `tokenizer_config.json` that templates may name.
 const TOKENS: [&str; 7] = ["bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token"];
 
-/// No answer follows.
+/// Input for a text after which no answer follows.
 const CLOSED: TemplateInput<'static> = TemplateInput { tools: None, variables: None, closed: true };
 
 /// The end of the stored conversation to which messages are added.
@@ -29,7 +28,7 @@ pub enum After {
     Messages,
 }
 
-/// A checkpoint's chat template, compiled.
+/// A compiled chat template of a checkpoint.
 pub struct ChatTemplate {
     source: String,
     jinja: Jinja,
@@ -37,11 +36,12 @@ pub struct ChatTemplate {
 }
 
 impl ChatTemplate {
-    /// Loads the template of the checkpoint in `folder`: `chat_template` in `tokenizer_config.json` (a text, or a list of
-    /// named templates with a `default`), or else the file `chat_template.jinja`. `None` if there is neither.
+    /// Loads the template of the checkpoint in `folder`: `chat_template` in `tokenizer_config.json` (a string, or a
+    /// list of named templates with a `default`), or else the file `chat_template.jinja`. Returns `None` if there is
+    /// neither.
     ///
     /// # Errors
-    /// A file that cannot be read or parsed, or a template that does not compile.
+    /// A file cannot be read or parsed, or the template does not compile.
     pub fn load(folder: &Path) -> Result<Option<Self>, TextError> {
         let config = folder.join("tokenizer_config.json");
         let bad = |reason: String| TextError::Contents { path: config.clone(), reason };
@@ -75,7 +75,8 @@ impl ChatTemplate {
         Ok(Some(Self { source, jinja, turns: &[] }))
     }
 
-    /// As [`Self::load`]; for RWKV's tokenizer the form that its family publishes, if there is no template.
+    /// Loads a template like [`Self::load`]. If there is none and the tokenizer is RWKV's, uses the format that RWKV
+    /// publishes.
     ///
     /// # Errors
     /// As for [`Self::load`].
@@ -95,10 +96,11 @@ impl ChatTemplate {
         Ok(Some(template))
     }
 
-    /// As [`Self::load_for`], for a model that is one file: `source` is the template that it has, if any.
+    /// Loads a template like [`Self::load_for`], for a model in a single file. `source` is the template in that file,
+    /// if any.
     ///
     /// # Errors
-    /// A template that does not compile.
+    /// The template does not compile.
     pub fn of_file(
         path: &Path,
         source: Option<&str>,
@@ -112,7 +114,7 @@ impl ChatTemplate {
         let separator = tokenizer.world_separator();
         let mut template = match (source, separator) {
             (Some(source), _) => {
-                // RWKV's one special token begins texts and ends them.
+                // RWKV's only special token both begins and ends texts.
                 let only = |token: &str| ["bos_token", "eos_token"].map(|name| (name, token.to_owned())).into();
                 let jinja = Jinja::compile(source, separator.map_or(tokens, only)).map_err(bad)?;
                 Self { source: source.into(), jinja, turns: &[] }
@@ -126,29 +128,30 @@ impl ChatTemplate {
         Ok(Some(template))
     }
 
-    /// The form of RWKV's World and G1 models. `separator` is the special token between two texts.
+    /// Creates the template for RWKV's World and G1 models. `separator` is the special token between two texts.
     fn world(separator: &str) -> Result<Self, minijinja::Error> {
         let source = world::SOURCE.to_owned();
         let jinja = Jinja::compile(&source, vec![("separator", separator.to_owned())])?;
         Ok(Self { source, jinja, turns: world::TURNS })
     }
 
-    /// The strings that begin the next turn: an answer ends before them.
+    /// Returns the strings that begin the next turn: an answer ends before them.
     pub fn turns(&self) -> &'static [&'static str] {
         self.turns
     }
 
-    /// Whether answers may begin with reasoning, in `<think>…</think>`: the template writes or reads it, or the family does.
+    /// Whether answers may begin with reasoning in `<think>…</think>`, because the template writes or reads it or the
+    /// model family does.
     pub fn has_reasoning(&self) -> bool {
         !self.turns.is_empty() || self.source.contains("think>")
     }
 
-    /// Whether a prompt depends on when it is made.
+    /// Whether a prompt depends on the time at which it is rendered.
     pub fn reads_clock(&self) -> bool {
         self.source.contains("strftime_now")
     }
 
-    /// The source of the template.
+    /// Returns the template's source.
     pub fn source(&self) -> &str {
         &self.source
     }
@@ -161,7 +164,7 @@ impl ChatTemplate {
         self.render_with(messages, TemplateInput::default())
     }
 
-    /// As [`Self::render`], with more input.
+    /// Renders a conversation like [`Self::render`], with more input.
     ///
     /// # Errors
     /// As for [`Self::render`].
@@ -169,10 +172,11 @@ impl ChatTemplate {
         self.jinja.render(Rendering { messages, input, now: Utc::now() })
     }
 
-    /// Renders a conversation that is stored so that messages can be added later.
+    /// Renders a conversation to be stored, to which messages can be added later.
     ///
     /// # Errors
-    /// As [`render`](Self::render); also a message that the template shows only if others follow, because it would be lost.
+    /// As for [`render`](Self::render). Also if the template shows a message only when others follow, because it would
+    /// be lost.
     pub fn render_closed(&self, messages: &[Message]) -> Result<String, ChatError> {
         let now = Utc::now();
         let (stem, marked) = marked(messages);
@@ -182,21 +186,21 @@ impl ChatTemplate {
     }
 
     /// Renders what `messages` add to a stored conversation of at least one message, followed by the beginning of the
-    /// assistant's answer. `after` describes the end of that conversation; after an answer, the text starts with the
-    /// tokens that close it.
+    /// assistant's answer. `after` says how that conversation ends. After an answer, the text starts with the tokens
+    /// that close it.
     ///
     /// The stored messages are not known here, so placeholders are rendered in their place. The result is correct if the
     /// template treats each message independently; if it visibly does not, an error is returned. Stored answers stay
     /// exactly as generated, even if the template would have trimmed them or removed their reasoning.
     ///
     /// # Errors
-    /// As [`render`](Self::render). Also if the template refuses a conversation that alternates between user and
+    /// As for [`render`](Self::render). Also if the template refuses a conversation that alternates between user and
     /// assistant, does not show a new message, or changes earlier text.
     pub fn render_more(&self, messages: &[Message], after: After) -> Result<String, ChatError> {
         self.render_more_with(messages, TemplateInput::default(), after)
     }
 
-    /// As [`Self::render_more`], but without the beginning of an answer.
+    /// Renders like [`Self::render_more`], but without the beginning of an answer.
     ///
     /// # Errors
     /// As for [`Self::render_more`].
@@ -204,8 +208,8 @@ impl ChatTemplate {
         self.render_more_with(messages, CLOSED, after)
     }
 
-    /// As [`Self::render_more`], with more input. A template that writes tools before the first message does not write them
-    /// again.
+    /// Renders like [`Self::render_more`], with more input. A template that writes tools before the first message does
+    /// not write them again.
     ///
     /// # Errors
     /// As for [`Self::render_more`].
@@ -222,12 +226,13 @@ impl ChatTemplate {
         added(messages)
     }
 
-    /// What the messages add, without checking that all of them appear.
+    /// Renders what the messages add, without checking that all of them appear.
     fn added(&self, more: Rendering, after: After) -> Result<String, ChatError> {
         let messages = more.messages;
         let (user, answer) = (message("user", mark()), message("assistant", mark()));
         let answer_mark = answer.content.clone();
-        // Templates want roles to alternate, so an assistant's message follows a user's, and any other follows an answer.
+        // Templates expect roles to alternate, so an assistant's message follows a user's, and any other follows an
+        // answer.
         let user_last = after == After::Messages && messages.first().is_none_or(|first| first.role == "assistant");
         let stored = if user_last { vec![user] } else { vec![user, answer] };
         let whole = [stored.as_slice(), messages].concat();
@@ -246,7 +251,7 @@ impl ChatTemplate {
     }
 }
 
-/// `chat_template` as Hugging Face writes it.
+/// The value of `chat_template`, in Hugging Face's format.
 #[derive(Deserialize)]
 #[serde(untagged, expecting = "chat_template must be a text, or a list of objects with name and template")]
 enum Templates {
@@ -264,14 +269,14 @@ fn message(role: &str, content: String) -> Message {
     Message { role: role.into(), content, ..Message::default() }
 }
 
-/// An unguessable word that occurs in no message, of lower-case letters and digits only, so that no template trims,
-/// escapes or splits it.
+/// Returns an unguessable word that occurs in no message. It has only lower-case letters and digits, so that no
+/// template trims, escapes or splits it.
 fn mark() -> String {
     format!("m{:032x}", rand::random::<u128>())
 }
 
-/// `messages` with a mark in place of each content: a common stem and the message's index. Tool calls are left out,
-/// because templates write no content next to them.
+/// Returns `messages` with a mark in place of each content: a common stem, which is also returned, and the message's
+/// index. Tool calls are left out, because templates write no content next to them.
 fn marked(messages: &[Message]) -> (String, Vec<Message>) {
     let stem = mark();
     let marked = messages.iter().enumerate().map(|(at, original)| {

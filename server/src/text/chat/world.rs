@@ -1,16 +1,16 @@
-//! The chat form that RWKV's World and G1 models are trained with, for checkpoints without a template of their own.
+//! The chat format that RWKV's World and G1 models are trained on, for checkpoints without a template of their own.
 
-/// The strings with which a model goes on to the next turn instead of ending its answer.
+/// The strings with which a model continues to the next turn instead of ending its answer.
 pub(super) const TURNS: &[&str] = &["\n\nUser:"];
 
-/// What a template writes if its conversations have this form.
+/// The text by which a template shows that its conversations use this format.
 pub(super) const USER: &str = "User:";
 
-/// The form as a template, with `enable_thinking` the one in which G1 models reason. Two line breaks end a turn, so the
-/// texts that are not the model's own have no empty lines. `separator` comes between two texts in training.
+/// The format as a template; with `enable_thinking`, the variant in which G1 models reason. Two line breaks end a turn,
+/// so empty lines are removed from all texts but the model's own. `separator` stands between two texts in training.
 ///
-/// The family publishes no form for tools: they are described by the system, and calls are written as grammars of tools have
-/// them.
+/// The family publishes no format for tools. A system message describes them, and calls are written in the form that
+/// the tool grammars use.
 pub(super) const SOURCE: &str = "{{ separator }}\
 {%- if tools -%}\
 {{ 'System: You can call these functions:\\n' }}\

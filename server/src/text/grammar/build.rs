@@ -1,4 +1,4 @@
-//! Compiles checked grammars with llguidance, and shortens its error messages.
+//! Compiles checked grammars with llguidance, and shortens llguidance's error messages.
 
 use std::panic::AssertUnwindSafe;
 
@@ -18,14 +18,14 @@ use crate::text::vocabulary::Vocabulary;
 /// Longest compiler message in an error, in characters.
 const MAX_REASON: usize = 300;
 
-/// Stack of a compiling thread. Only the part that is used takes memory.
+/// Stack of a compiling thread. Only the part in use takes memory.
 pub(super) const STACK_BYTES: usize = 256 << 20;
 
-/// Lets no token of a Lark grammar be forced.
+/// Keeps a Lark grammar from forcing tokens.
 const UNFORCED: &str = r#"%llguidance {"no_forcing": true}"#;
 
-/// Limits per grammar: a few milliseconds per mask. They do not bound the time and the memory that the compiler takes
-/// before it has a first state.
+/// Limits per grammar, which allow a few milliseconds per mask. They do not bound the time and memory that the compiler
+/// takes until it has a first state.
 fn limits() -> ParserLimits {
     ParserLimits {
         max_grammar_size: 200_000,
@@ -37,12 +37,12 @@ fn limits() -> ParserLimits {
     }
 }
 
-/// Compiles `spec` and computes its first mask, so that a grammar whose mask is too expensive, or which forces too long a
+/// Compiles `spec` and computes its first mask. So a grammar whose mask is too expensive, or which forces too long a
 /// beginning, is refused before anything is generated.
 pub(super) fn compile(factory: &ParserFactory, spec: &GrammarSpec) -> Result<TokenParser, GrammarError> {
     match spec {
         GrammarSpec::Calls(calls) => check_distinct(factory, calls)?,
-        // Its own beginning: the first mask below is that of the reasoning.
+        // Checks the beginning of the answer by itself: the first mask below is that of the reasoning.
         GrammarSpec::AfterReasoning(_, answer) => drop(compile(factory, answer)?),
         _ => {}
     }
@@ -51,7 +51,7 @@ pub(super) fn compile(factory: &ParserFactory, spec: &GrammarSpec) -> Result<Tok
         let mut parser = factory.create_parser(grammars)?;
         parser.start_without_prompt();
         let allowed = parser.compute_mask()?.num_set();
-        // Set, and not returned, if the beginning that is forced exceeds the limits.
+        // Set, but not returned as an error, if the forced beginning exceeds the limits.
         match parser.parser.get_error() {
             Some(error) => Err(anyhow::anyhow!(error.message())),
             None => Ok((parser, allowed)),
@@ -68,7 +68,8 @@ pub(super) fn compile(factory: &ParserFactory, spec: &GrammarSpec) -> Result<Tok
     Ok(parser)
 }
 
-/// The library's form of a grammar: what a text follows, and after it a grammar that this names.
+/// Returns a grammar in the library's form: the grammar that a text follows, and then a grammar that the first one
+/// refers to, if any.
 fn grammars(spec: &GrammarSpec) -> Vec<GrammarWithLexer> {
     let grammar = match spec {
         GrammarSpec::JsonSchema(schema) => GrammarWithLexer::from_json_schema(spaced(schema.clone(), true)),
@@ -92,8 +93,8 @@ fn grammars(spec: &GrammarSpec) -> Vec<GrammarWithLexer> {
     vec![grammar]
 }
 
-/// What is wrong with the first tool whose parameters cannot be compiled, in its own terms: an error of the whole grammar
-/// quotes a text that the client has not written.
+/// Returns the error of the first tool whose parameters cannot be compiled, in terms of that tool: an error of the
+/// whole grammar would quote text that the client has not written.
 fn wrong_tool(factory: &ParserFactory, calls: &Calls) -> Option<GrammarError> {
     calls.tools.iter().find_map(|tool| {
         let compiling = || {
@@ -108,8 +109,8 @@ fn wrong_tool(factory: &ParserFactory, calls: &Calls) -> Option<GrammarError> {
     })
 }
 
-/// Refuses JSON that may stand instead of calls and could be taken for one: the two have to be told apart as soon as the
-/// text of a call would differ from that of all others.
+/// Refuses JSON that may stand instead of calls but could be taken for a call. The two must differ by the end of the
+/// text before a call's arguments.
 fn check_distinct(factory: &ParserFactory, calls: &Calls) -> Result<(), GrammarError> {
     let Instead::Json(schema) = &calls.instead else { return Ok(()) };
     let like_call = || {
@@ -130,7 +131,7 @@ fn check_distinct(factory: &ParserFactory, calls: &Calls) -> Result<(), GrammarE
     }
 }
 
-/// The compiler for one vocabulary.
+/// Creates the compiler for one vocabulary.
 pub(super) fn factory(vocabulary: &Vocabulary, eos: &[u32], encode: Encode) -> Result<ParserFactory, GrammarError> {
     let environment = tokens::environment(vocabulary, eos, encode)?;
     let factory = ParserFactory::new_simple(&environment);
@@ -140,9 +141,10 @@ pub(super) fn factory(vocabulary: &Vocabulary, eos: &[u32], encode: Encode) -> R
     Ok(factory)
 }
 
-/// `schema`, with one space after each colon and comma and no other whitespace. With a choice of whitespace nothing between
-/// two values would be forced; and the lexer could not tell the spaces of a call from whitespace that is skipped in JSON
-/// that may stand instead of it. strict: whether a part that the compiler does not support is an error, or ignored
+/// Returns `schema` with exactly one space after each colon and comma and no other whitespace. If whitespace were
+/// flexible, nothing between two values would be forced, and in JSON that may stand instead of a call, the lexer could
+/// not tell a call's spaces from whitespace that is skipped. `strict` says whether a part that the compiler does not
+/// support is an error or is ignored.
 fn spaced(mut schema: Value, strict: bool) -> Value {
     if schema == Value::Bool(true) {
         schema = json!({});
@@ -157,12 +159,12 @@ fn spaced(mut schema: Value, strict: bool) -> Value {
     schema
 }
 
-/// A Lark grammar for tool calls, after reasoning if the text may begin with it. Each schema is separate, so that its
-/// references refer to itself.
+/// Returns a Lark grammar for tool calls, after reasoning if the text may begin with it. Each schema is embedded
+/// separately, so that its references refer to itself.
 fn calls(calls: &Calls, start: Option<ReasoningStart>) -> String {
     let names: Vec<String> = (0..calls.tools.len()).map(|at| format!("call_{at}")).collect();
     let plain = |space: &str| format!("/(?s:.*)/ & ~/{space}\\{{\"name\": (?s:.*)/");
-    // The white space after reasoning is no part of the answer.
+    // The white space after reasoning is not part of the answer.
     let space = if start.is_some() { "\\s*" } else { "" };
     let (instead, rule) = match &calls.instead {
         Instead::Nothing => ("", None),
@@ -191,8 +193,8 @@ fn calls(calls: &Calls, start: Option<ReasoningStart>) -> String {
     lines.join("\n")
 }
 
-/// The beginning of a call. Beside JSON it has the lexemes of that: the lexer takes the longest one, and would read the
-/// beginning of other JSON as an unfinished call.
+/// Returns the beginning of a call. If JSON may stand instead, it consists of the lexemes of JSON: the lexer takes the
+/// longest lexeme, and would otherwise read the beginning of other JSON as an unfinished call.
 fn head(text: &str, instead: &Instead) -> String {
     if !matches!(instead, Instead::Json(_)) {
         return literal(text);
@@ -210,13 +212,14 @@ fn head(text: &str, instead: &Instead) -> String {
     lexemes.join(" ")
 }
 
-/// One terminal for all texts, so that texts with a common beginning stay open until they differ.
+/// Returns a grammar with one terminal for all texts, so that texts with a common beginning stay possible until they
+/// differ.
 fn choice(texts: &[String]) -> String {
     let texts: Vec<String> = texts.iter().map(|text| literal(text)).collect();
     format!("start: CHOICE\nCHOICE: {}\n", texts.join(" | "))
 }
 
-/// `text` as a Lark string, which is a JSON string with one more character escaped.
+/// Returns `text` as a Lark string, which is a JSON string with one more character escaped.
 fn literal(text: &str) -> String {
     Value::from(text).to_string().replace('\u{7f}', "\\u007f")
 }

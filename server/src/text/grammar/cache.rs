@@ -1,18 +1,18 @@
-//! The most recent compiled grammars. Agents send the same grammar with each request.
+//! A cache of the most recent compiled grammars, because agents send the same grammar with each request.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Most grammars.
+/// Most grammars in the cache.
 const MAX_GRAMMARS: usize = 64;
 
 /// Most bytes of all grammars together.
 const MAX_BYTES: u64 = 128 << 20;
 
-/// Least bytes that a grammar is counted as.
+/// The least that a grammar counts for, in bytes.
 const LEAST_BYTES: u64 = 64 << 10;
 
-/// A SHA-256 of what was compiled.
+/// The SHA-256 digest of what was compiled.
 pub(super) type Digest = [u8; 32];
 
 struct Entry<T> {
@@ -21,7 +21,7 @@ struct Entry<T> {
     value: Arc<T>,
 }
 
-/// Values by their digests, the most recent first.
+/// Values by their digests, the most recently used first.
 pub(super) struct Cache<T>(Mutex<VecDeque<Entry<T>>>);
 
 impl<T> Default for Cache<T> {
@@ -40,7 +40,8 @@ impl<T> Cache<T> {
         Some(value)
     }
 
-    /// Adds a value of this size, and forgets the oldest ones beyond the limits; the value itself if it is too large.
+    /// Adds a value of `bytes` bytes, and drops the oldest values beyond the limits. A value that is too large is
+    /// itself dropped.
     pub(super) fn add(&self, digest: Digest, bytes: u64, value: &Arc<T>) {
         let mut entries = self.lock();
         entries.push_front(Entry { digest, bytes: bytes.max(LEAST_BYTES), value: Arc::clone(value) });

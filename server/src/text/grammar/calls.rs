@@ -1,4 +1,4 @@
-//! Tool calls as a grammar: the form of a call in the text, and what an answer may be instead of calls.
+//! The grammar of tool calls: how a call is written in the text, and what an answer may be instead of calls.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -10,7 +10,7 @@ pub struct Call {
     pub name: String,
     /// The JSON schema of its arguments.
     pub arguments: Value,
-    /// Whether a schema with a part that the compiler does not support is refused. Otherwise that part is ignored.
+    /// Whether to refuse a schema with a part that the compiler does not support. Otherwise that part is ignored.
     pub strict: bool,
 }
 
@@ -23,27 +23,27 @@ pub struct Calls {
     pub tools: Vec<Call>,
     /// Most calls in one answer; at least 1.
     pub max: usize,
-    /// What the answer may be instead.
+    /// What the answer may be instead of calls.
     pub instead: Instead,
 }
 
 /// What an answer may be instead of calls.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Instead {
-    /// Nothing: the answer is calls.
+    /// Nothing: the answer must be calls.
     Nothing,
     /// Plain text, which is any text that does not begin with `{"name": `.
     Text,
-    /// JSON that matches this schema, with one space after each colon and comma. None of it begins as a call of one of the
-    /// tools does.
+    /// JSON that matches this schema, with one space after each colon and comma. It must not be able to begin like a
+    /// call of one of the tools.
     Json(Value),
 }
 
 impl Calls {
-    /// The beginning of every call, which distinguishes calls from plain text.
+    /// The beginning of every call, which distinguishes a call from plain text.
     pub const OPENING: &str = r#"{"name": "#;
 
-    /// The part of a call before its arguments.
+    /// Returns the part of a call before its arguments.
     pub fn head(name: &str) -> String {
         format!(r#"{}{}, "arguments": "#, Self::OPENING, Value::from(name))
     }

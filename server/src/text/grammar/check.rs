@@ -1,18 +1,18 @@
-//! The limits of grammars, checked before compilation because the compiler's own recursion is unbounded.
+//! Checks the limits of grammars. This comes before compilation, because the compiler's own recursion is unbounded.
 
 use super::calls::Instead;
 use super::lark;
 use super::schema::{MAX_REGEX_BYTES, check_depth_of_regex, check_schema, within};
 use super::spec::{GrammarError, GrammarSpec, MAX_CHOICES, MAX_GRAMMAR_BYTES};
 
-/// Longest Lark grammar in bytes. The cost of compiling one grows with the square of its length.
+/// Longest Lark grammar in bytes. The cost of compiling it grows with the square of its length.
 const MAX_LARK_BYTES: usize = 64 << 10;
 
 pub(super) fn check(spec: &GrammarSpec) -> Result<(), GrammarError> {
     match spec {
         GrammarSpec::JsonObject => Ok(()),
         GrammarSpec::JsonSchema(schema) => {
-            // The depth first: writing a schema recurses as well.
+            // The depth first, because writing the schema as text recurses as well.
             check_schema(schema)?;
             within(schema.to_string().len(), MAX_GRAMMAR_BYTES)
         }

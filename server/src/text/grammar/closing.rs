@@ -1,20 +1,21 @@
-//! Closes the objects of a schema that does not say whether they may have other properties: a model would invent such
-//! properties until its answer is cut off.
+//! Closes the objects of a schema that does not say whether they may have other properties. Otherwise a model would
+//! invent properties until its answer is cut off.
 
 use serde_json::{Map, Value};
 
 /// The keyword that says whether an object may have other properties.
 const ADDITIONAL: &str = "additionalProperties";
 
-/// Keywords that describe parts of the value that the schema itself describes, each part once.
+/// Keywords that describe parts of the value that the schema describes; each keyword describes different parts.
 const PARTS: [&str; 5] = ["properties", ADDITIONAL, "items", "prefixItems", "additionalItems"];
 
-/// Further keywords that describe the same value, or parts of it.
+/// Other keywords that describe the same value, or parts of it.
 const SAME_VALUE: [&str; 9] =
     ["patternProperties", "$ref", "allOf", "anyOf", "oneOf", "if", "not", "dependentSchemas", "dependencies"];
 
-/// `schema`, whose objects have the properties that they name and no others, except where the schema says otherwise.
-/// Objects that several schemas describe together stay as they are: one schema does not know the properties of another.
+/// Returns `schema` with its objects closed: they have only the properties that they name, unless the schema says
+/// otherwise. Objects that several schemas describe together stay open, because one schema does not know the properties
+/// of another.
 pub(super) fn closed(schema: Value) -> Value {
     let mut closed = schema.clone();
     match close(&mut closed, false) {
@@ -23,12 +24,12 @@ pub(super) fn closed(schema: Value) -> Value {
     }
 }
 
-/// A reference is one of several descriptions of an object, so the schema that it leads to must not be closed. It may
-/// lead anywhere, so nothing is.
+/// The error for a reference that is one of several descriptions of an object. The schema that it refers to must not be
+/// closed, and it may refer to any schema, so none is closed.
 struct Shared;
 
-/// `shared` says whether other schemas describe the same value: they may then describe its parts as well. Recursion is
-/// limited by the depth of JSON bodies.
+/// Closes the objects of `schema`. `shared` says whether other schemas describe the same value, because they may then
+/// also describe its parts. Recursion is limited by the depth of JSON bodies.
 fn close(schema: &mut Value, shared: bool) -> Result<(), Shared> {
     let fields = match schema {
         Value::Array(schemas) => return schemas.iter_mut().try_for_each(|schema| close(schema, shared)),
@@ -69,7 +70,7 @@ fn close(schema: &mut Value, shared: bool) -> Result<(), Shared> {
     Ok(())
 }
 
-/// Whether the schema names properties: all that it requires, and as many.
+/// Whether the schema names enough properties: all that it requires, and at least `minProperties` of them.
 fn names_enough(fields: &Map<String, Value>) -> bool {
     let Some(named) = fields.get("properties").and_then(Value::as_object) else { return false };
     let least = fields.get("minProperties").and_then(Value::as_u64).unwrap_or(0);

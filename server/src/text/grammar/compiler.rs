@@ -1,11 +1,12 @@
 //! Compiles grammars within limits.
 //!
-//! Grammars come from clients. Their size and depth are checked first. A helper process then compiles the grammar within
-//! limits on time and memory. Only what it could compile is compiled here, which then takes as little. Without a helper,
-//! as in tests, the request stops waiting after [`MAX_TIME`], but the compilation cannot be stopped.
+//! Grammars come from clients. Their size and depth are checked first. Then a helper process compiles the grammar
+//! within limits on time and memory. Only a grammar that the helper has compiled is compiled in this process, where it
+//! takes as little. Without a helper, as in tests, the request stops waiting after [`MAX_TIME`], but the compilation
+//! cannot be stopped.
 //!
-//! JSON has one space after each colon and comma and no other whitespace, so that a confused model cannot fill an answer
-//! with line breaks, and what is between the values need not be sampled.
+//! JSON has one space after each colon and comma and no other whitespace. So a confused model cannot fill an answer
+//! with line breaks, and the characters between values need not be sampled.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError, mpsc};
 use std::thread;
@@ -42,8 +43,8 @@ struct Shared {
 }
 
 impl Grammars {
-    /// A compiler for texts of `vocabulary` that end with a token of `eos`. Tokens without bytes occur in no text. What a
-    /// grammar forces is in the tokens that `encode` gives.
+    /// Creates a compiler for texts of `vocabulary` that end with a token of `eos`. Tokens without bytes occur in no
+    /// text. Text that a grammar forces becomes the tokens that `encode` gives.
     ///
     /// # Errors
     /// The vocabulary does not support grammars.
@@ -54,7 +55,7 @@ impl Grammars {
         Ok(Self { shared, helpers: None, cache: Cache::default() })
     }
 
-    /// A compiler that tries each grammar in a process of `helper` first.
+    /// Creates a compiler that first tries each grammar in a process started with `helper`.
     ///
     /// # Errors
     /// The vocabulary does not support grammars.
@@ -69,7 +70,7 @@ impl Grammars {
         Ok(Self { helpers: Some(helpers), ..Self::new(vocabulary, eos, encode)? })
     }
 
-    /// The compiled `spec`, if it is in the cache.
+    /// Returns the compiled `spec`, if it is in the cache.
     ///
     /// # Errors
     /// The grammar exceeds a limit that is checked before compilation.
@@ -78,8 +79,8 @@ impl Grammars {
         Ok(self.cache.find(&digest(spec)))
     }
 
-    /// Compiles `spec`, or finds it in the cache. Blocks for some seconds, so call it only on threads that may block. More
-    /// callers than [`MAX_COMPILERS`] wait for each other in no order.
+    /// Compiles `spec`, or finds it in the cache. May block for some seconds, so call it only on threads that may
+    /// block. If there are more callers than [`MAX_COMPILERS`], they wait for each other in no particular order.
     ///
     /// # Errors
     /// The grammar is invalid, unsupported, or exceeds a limit.
@@ -90,12 +91,12 @@ impl Grammars {
             return Ok(cached);
         }
         let permit = Permit::wait(&self.shared)?;
-        // Another caller may have compiled it meanwhile.
+        // Another caller may have compiled it in the meantime.
         if let Some(cached) = self.cache.find(&digest) {
             return Ok(cached);
         }
         let probed = match (&self.helpers, spec) {
-            // It is always the same grammar, which is small.
+            // This is always the same small grammar.
             (None, _) | (_, GrammarSpec::JsonObject) => Probe::default(),
             (Some(helpers), spec) => helpers.probe(spec)?,
         };
@@ -109,8 +110,8 @@ fn digest(spec: &GrammarSpec) -> Digest {
     Sha256::digest(format!("{spec:?}")).into()
 }
 
-/// Compiles `spec` in this process, on a thread with a stack that suffices for every permitted depth. If it takes `long`, it
-/// gives way to other work.
+/// Compiles `spec` in this process, on a thread whose stack suffices for every permitted depth. If `long`, the thread
+/// runs at a lower priority.
 fn compile_here(permit: Permit, spec: GrammarSpec, long: bool) -> Result<CompiledGrammar, GrammarError> {
     let (sender, receiver) = mpsc::sync_channel(1);
     let compiling = thread::Builder::new().name("grammar".into()).stack_size(STACK_BYTES).spawn(move || {
@@ -125,8 +126,8 @@ fn compile_here(permit: Permit, spec: GrammarSpec, long: bool) -> Result<Compile
         let _ = sender.send(compiled);
     });
     compiling.map_err(|_| GrammarError::Busy)?;
-    // One that gives way may take as long as others let it. The helper has shown that it ends; its permit and its result
-    // would be lost.
+    // At a lower priority, it may take as long as other work makes it. The helper has shown that it ends, and giving up
+    // would lose the permit and the result.
     let received = if long {
         receiver.recv().map_err(|_| mpsc::RecvTimeoutError::Disconnected)
     } else {

@@ -1,7 +1,7 @@
-//! The helper process, which compiles grammars before the server does, to find out whether it can.
+//! The helper process, which compiles grammars before the server does, to find out whether they can be compiled.
 //!
 //! llguidance cannot be interrupted while it compiles, and its memory has no bound. A process can be killed, and the
-//! system bounds its memory: an allocation beyond the bound ends the helper and nothing else.
+//! system bounds its memory: an allocation beyond the bound ends only the helper.
 
 use std::io::{self, Read, Write};
 use std::process;
@@ -18,27 +18,27 @@ use super::protocol::{self, Answer};
 use super::spec::{GrammarError, GrammarSpec, MAX_MEMORY, MAX_TIME};
 use crate::priority;
 
-/// Processor time of a helper's whole life, in seconds.
+/// Processor time that a helper may use in its whole life, in seconds.
 const MAX_CPU: u64 = 300;
 
-/// Address space that the allocator may reserve beyond what it uses.
+/// Address space that the allocator may reserve beyond the memory that it uses.
 const RESERVED: u64 = 256 << 20;
 
-/// A helper whose memory has grown by this much ends after its answer: memory that it freed but still holds would
-/// hide what the next grammar uses.
+/// Growth in memory after which a helper ends once it has answered: memory that it freed but still holds would hide
+/// what the next grammar uses.
 const MAX_GROWTH: u64 = 16 << 20;
 
-/// A compilation that takes more processor time gives way to the server, and to the compilations of small grammars.
+/// A compilation that takes more processor time than this is given a lower priority than the server and small grammars.
 const LONG: Duration = Duration::from_millis(100);
 
-/// What the thread that compiles and the one that watches it know of each other.
+/// State shared by the compiling thread and the thread that watches it.
 #[derive(Clone, Default)]
 struct Watch(Arc<Mutex<Compilation>>);
 
 #[derive(Default)]
 struct Compilation {
     runs: bool,
-    /// Whether the priority of this process was lowered.
+    /// Whether the priority of this process has been lowered.
     lowered: bool,
 }
 
@@ -51,7 +51,7 @@ impl Watch {
         self.lock().runs = true;
     }
 
-    /// Lowers the priority of this process, once, if a compilation runs.
+    /// Lowers the priority of this process, once, if a compilation is running.
     fn give_way(&self) {
         let mut compilation = self.lock();
         if compilation.runs && !compilation.lowered {
@@ -60,7 +60,7 @@ impl Watch {
         }
     }
 
-    /// Whether the priority has been lowered, for ever.
+    /// Ends the compilation. Returns whether the priority has been lowered, which lasts for the life of the process.
     fn end(&self) -> bool {
         let mut compilation = self.lock();
         compilation.runs = false;
@@ -68,13 +68,13 @@ impl Watch {
     }
 }
 
-/// Compiles the grammars that come from standard input until it ends, and writes to standard output what became of each.
-/// The command `tidegate compile-grammars` runs it.
+/// Compiles the grammars from standard input until it ends, and writes the result of each to standard output. The
+/// command `tidegate compile-grammars` runs this.
 ///
 /// # Errors
 /// The vocabulary cannot be read, a pipe breaks, or a compilation takes too long.
 pub fn compile_grammars() -> io::Result<()> {
-    // Whatever a client makes this process do, it leaves no file behind.
+    // Whatever a client makes this process do, it leaves no core file behind.
     limit(Resource::Core, 0);
     limit(Resource::Cpu, MAX_CPU);
     let (sender, receiver) = mpsc::channel();
@@ -86,7 +86,7 @@ pub fn compile_grammars() -> io::Result<()> {
     while receiver.recv().is_ok() {
         let (begun, worked) = (Instant::now(), processor_time());
         while receiver.recv_timeout(LONG) == Err(RecvTimeoutError::Timeout) {
-            // The server kills a helper that takes too long. This is for helpers whose server has died.
+            // The server kills a helper that takes too long. This is for a helper whose server has died.
             if begun.elapsed() > 2 * MAX_TIME {
                 process::exit(1);
             }
@@ -98,18 +98,18 @@ pub fn compile_grammars() -> io::Result<()> {
     compiling.join().map_err(|_| io::ErrorKind::Other)?
 }
 
-/// The processor time of this process so far; zero where the system does not tell.
+/// Returns the processor time of this process so far; zero if the system does not report it.
 fn processor_time() -> Duration {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    // After the name, which may contain spaces: the 12th and the 13th field, in hundredths of a second.
+    // After the name, which may contain spaces: fields 12 and 13, in hundredths of a second.
     let fields = stat.rsplit_once(") ").map_or("", |(_, fields)| fields).split(' ');
     Duration::from_millis(10 * fields.skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum::<u64>())
 }
 
-/// Serves the grammars; `clock` is told when a compilation begins and when it has ended.
+/// Compiles the grammars that arrive. `clock` gets a message when a compilation begins and when it has ended.
 fn serve(mut from: impl Read, mut to: impl Write, clock: &Sender<()>, watch: &Watch) -> io::Result<()> {
     let (vocabulary, eos) = protocol::read_vocabulary(&mut from)?;
-    // It has no tokenizer, and generates nothing: longest matches will do.
+    // The helper has no tokenizer and generates nothing, so longest matches will do.
     let factory = build::factory(&vocabulary, &eos, Arc::new(|_| Vec::new())).map_err(io::Error::other)?;
     drop(vocabulary);
     let begun = Memory::now();
@@ -121,19 +121,19 @@ fn serve(mut from: impl Read, mut to: impl Write, clock: &Sender<()>, watch: &Wa
             spec => spec?,
         };
         watch.begin();
-        // Nobody listens where the process is about to end.
+        // Nobody receives this if the process is about to end.
         let _ = clock.send(());
         let compiled = probe(&factory, &spec);
         let long = watch.end();
         let _ = clock.send(());
-        // The next grammar may be small, and gets a helper that has its full priority and memory.
+        // The next grammar may be small, and should get a helper with its full priority and memory.
         let last = long || Memory::now().resident.saturating_sub(begun.resident) > MAX_GROWTH;
         answer = Answer { compiled, long, last };
     }
     protocol::write(&mut to, &serde_json::to_vec(&answer)?)
 }
 
-/// The bytes that the compiled grammar adds to this process, or why it was refused.
+/// Returns how many bytes the compiled grammar adds to this process, or why it was refused.
 fn probe(factory: &ParserFactory, spec: &GrammarSpec) -> Result<u64, String> {
     let before = Memory::now();
     if before.data > 0 {
@@ -149,21 +149,21 @@ fn probe(factory: &ParserFactory, spec: &GrammarSpec) -> Result<u64, String> {
     Ok(after.resident.saturating_sub(before.resident))
 }
 
-/// Sets a soft limit. Where the system does not have it, the server's clock still bounds the time.
+/// Sets a soft limit. If the system does not support it, the server's clock still bounds the time.
 fn limit(resource: Resource, most: u64) {
     let maximum = rustix::process::getrlimit(resource).maximum;
     let current = Some(maximum.map_or(most, |maximum| maximum.min(most)));
     let _ = setrlimit(resource, Rlimit { current, maximum });
 }
 
-/// The memory of this process in bytes; zeros where the system does not tell.
+/// The memory of this process in bytes; zeros if the system does not report it.
 #[derive(Default)]
 struct Memory {
-    /// Address space.
+    /// Size of the address space.
     size: u64,
-    /// Private memory that can be written.
+    /// Private writable memory.
     data: u64,
-    /// Memory in use.
+    /// Resident memory.
     resident: u64,
 }
 

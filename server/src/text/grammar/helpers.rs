@@ -1,4 +1,4 @@
-//! The server's side of the helper processes: a few warm ones, each killed when a grammar takes too long.
+//! The server's side of the helper processes: a few warm ones, each killed if a grammar takes too long.
 
 use std::ffi::OsString;
 use std::io;
@@ -30,19 +30,19 @@ pub struct HelperCommand {
     pub args: Vec<OsString>,
 }
 
-/// What it takes to compile a grammar.
+/// What compiling a grammar takes.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Probe {
-    /// The bytes that the compiled grammar takes.
+    /// The size of the compiled grammar in bytes.
     pub(super) bytes: u64,
-    /// Whether its compilation takes long, and has to give way to other work.
+    /// Whether the compilation takes long and must run at a lower priority.
     pub(super) long: bool,
 }
 
 /// Helper processes for one vocabulary. At most [`MAX_COMPILERS`] callers use them at once.
 pub(super) struct Helpers {
     command: HelperCommand,
-    /// What a helper is sent first.
+    /// The first thing that a helper is sent.
     vocabulary: Arc<[u8]>,
     idle: Mutex<Vec<Helper>>,
 }
@@ -53,13 +53,14 @@ impl Helpers {
         Ok(Self { command, vocabulary, idle: Mutex::default() })
     }
 
-    /// Compiles `spec` in a helper, to find out what it takes.
+    /// Compiles `spec` in a helper, to find out what compiling it takes.
     pub(super) fn probe(&self, spec: &GrammarSpec) -> Result<Probe, GrammarError> {
         let spec = serde_json::to_vec(spec).map_err(|error| GrammarError::Wrong(error.to_string()))?;
         let mut helper = self.take()?;
         let mut answer = helper.ask(spec.clone(), MAX_TIME);
         if answer == Err(Unanswered::Killed) {
-            // It says nothing about the grammar. Whatever the system still kills is short of memory.
+            // This says nothing about the grammar, so it is tried once more. If the system kills that helper too, it is
+            // short of memory.
             helper = self.take()?;
             answer = helper.ask(spec, MAX_TIME);
         }
@@ -72,8 +73,8 @@ impl Helpers {
         compiled.map(|bytes| Probe { bytes, long }).map_err(GrammarError::Wrong)
     }
 
-    /// Keeps a helper for the next grammar. In the place of one that its grammar has used up, this starts another, unless one
-    /// waits already: the next grammar may be somebody else's, who would have to wait for the start.
+    /// Keeps a helper for the next grammar. If the helper is used up, starts another, unless one is idle already: the
+    /// next grammar may be from another client, who would otherwise wait for the start.
     fn put_back(&self, helper: Option<Helper>) {
         let idle = || self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         let helper = match helper {
@@ -90,12 +91,12 @@ impl Helpers {
         Helper::start(&self.command, Arc::clone(&self.vocabulary))
     }
 
-    /// A helper that runs.
+    /// Returns a running helper.
     fn take(&self) -> Result<Helper, GrammarError> {
         loop {
             let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
             let Some(mut helper) = idle else { break };
-            // Otherwise something else has ended it. One that ends right now is noticed when it does not answer.
+            // Skips helpers that something else has ended. If one ends right now, that shows when it does not answer.
             if matches!(helper.child.try_wait(), Ok(None)) {
                 return Ok(helper);
             }
@@ -107,14 +108,14 @@ impl Helpers {
     }
 }
 
-/// Why a helper gave no answer.
+/// Why a helper did not answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Unanswered {
-    /// It takes too long.
+    /// It took too long.
     Late,
     /// It ended by itself: an allocation was refused, or the stack was too small.
     Failed,
-    /// Something outside it has ended it.
+    /// Something outside the helper has killed it.
     Killed,
 }
 
@@ -123,7 +124,7 @@ struct Helper {
     child: Child,
     requests: SyncSender<Vec<u8>>,
     answers: Receiver<Answer>,
-    /// Grammars that it was asked for.
+    /// Number of grammars that it was asked to compile.
     grammars: usize,
 }
 
@@ -136,7 +137,7 @@ impl Helper {
             .stdout(Stdio::piped())
             // The error output may contain a client's grammar, which must not reach the log.
             .stderr(Stdio::null())
-            // What a terminal sends to the server does not end it.
+            // Keeps signals that a terminal sends to the server from ending the helper.
             .process_group(0)
             .spawn()?;
         let (stdin, stdout) = (child.stdin.take(), child.stdout.take());
@@ -144,7 +145,7 @@ impl Helper {
         let (sender, answers) = mpsc::sync_channel(1);
         let mut helper = Self { child, requests, answers, grammars: 0 };
         let (Some(mut stdin), Some(mut stdout)) = (stdin, stdout) else { return Err(io::ErrorKind::BrokenPipe.into()) };
-        // Pipes have no time limits; channels have.
+        // Pipes have no timeouts, but channels do.
         thread::Builder::new().name("grammar-helper".into()).spawn(move || -> io::Result<()> {
             io::Write::write_all(&mut stdin, &vocabulary)?;
             loop {
@@ -172,9 +173,9 @@ impl Helper {
         })
     }
 
-    /// Why a helper that has closed its pipes did so.
+    /// Returns why a helper that has closed its pipes ended.
     fn cause(&mut self) -> Unanswered {
-        // The status of a process that ends already does not change; another one must not be waited for.
+        // If the process has already ended, this does not change its status; if not, it must not be waited for.
         let _ = self.child.kill();
         match self.child.wait() {
             Ok(status) if status.signal() == Some(Signal::KILL.as_raw()) => Unanswered::Killed,
@@ -185,7 +186,7 @@ impl Helper {
 
 impl Drop for Helper {
     fn drop(&mut self) {
-        // An error means that it has ended already.
+        // An error means that it has already ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,5 +1,5 @@
-//! The limits of Lark grammars. The text is split as the compiler does it, as far as needed to distinguish strings,
-//! regular expressions, comments and names.
+//! Checks the limits of Lark grammars. The text is split as the compiler does it, but only as far as needed to tell
+//! apart strings, regular expressions, comments and names.
 
 use std::collections::{HashMap, HashSet};
 
@@ -11,15 +11,15 @@ use super::spec::GrammarError;
 /// Introduces a JSON schema.
 const JSON: &str = "%json";
 
-/// Largest total size of all terminals, in bytes, after replacing the names of terminals in them by their definitions.
-/// The compiler does that, and sixty lines are enough to exceed any memory.
+/// Largest total size of all terminals in bytes, after terminal names within them are replaced with their definitions.
+/// The compiler does this replacement, and sixty lines are enough to exceed any memory.
 const MAX_EXPANDED_BYTES: u64 = 1 << 20;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Lexeme<'a> {
     /// A name, a keyword or a number.
     Word(&'a str),
-    /// A string or a regular expression, with its delimiters, or a schema.
+    /// A string or a regular expression with its delimiters, or a schema.
     Text(&'a str),
     /// Any other character.
     Mark(u8),
@@ -39,7 +39,7 @@ pub(super) fn check(lark: &str) -> Result<(), GrammarError> {
                 return Err(GrammarError::Has("rules or terminals with parameters".into()));
             }
             Lexeme::Mark(b')' | b']' | b'}') => depth = depth.saturating_sub(1),
-            // It would have no effect: the request sets the temperature.
+            // This would have no effect, because the request sets the temperature.
             Lexeme::Word("temperature") if next == Some(&Lexeme::Mark(b'=')) => {
                 return Err(GrammarError::Has("a temperature".into()));
             }
@@ -50,8 +50,8 @@ pub(super) fn check(lark: &str) -> Result<(), GrammarError> {
     check_terminals(&lexemes)
 }
 
-/// Splits the text. Schemas are checked as soon as they are found, because their strings may be escaped and only their
-/// parsed values show what they contain.
+/// Splits the text into lexemes. Schemas are checked as soon as they are found: their strings may be escaped, so only
+/// their parsed values show what they contain.
 fn lexemes(lark: &str) -> Result<Vec<Lexeme<'_>>, GrammarError> {
     let (bytes, mut at, mut lexemes) = (lark.as_bytes(), 0, Vec::new());
     let is_word = |byte: &u8| byte.is_ascii_alphanumeric() || *byte == b'_' || *byte == b'-';
@@ -100,7 +100,7 @@ fn end_of_line(bytes: &[u8], at: usize) -> usize {
     bytes[at..].iter().position(|byte| *byte == b'\n').map_or(bytes.len(), |length| at + length)
 }
 
-/// The end of the string or regular expression that begins at `at`. Escaped delimiters do not end it.
+/// Returns the end of the string or regular expression that begins at `at`. Escaped delimiters do not end it.
 fn closing(bytes: &[u8], at: usize) -> usize {
     let mut end = at + 1;
     while let Some(byte) = bytes.get(end) {
@@ -114,7 +114,7 @@ fn closing(bytes: &[u8], at: usize) -> usize {
     bytes.len()
 }
 
-/// A terminal: its own size and that of the terminals it names, and how many of those are not added yet.
+/// A terminal: its own size plus the sizes of the terminals it names, and how many of those are not added yet.
 #[derive(Default)]
 struct Terminal<'a> {
     bytes: u64,
@@ -124,7 +124,7 @@ struct Terminal<'a> {
 
 fn check_terminals(lexemes: &[Lexeme]) -> Result<(), GrammarError> {
     let mut terminals = terminals(lexemes);
-    // Repeatedly add up terminals whose names are all resolved. Cycles are left to the compiler.
+    // Repeatedly adds up the terminals whose names are all resolved. Cycles are left to the compiler.
     let mut named_by: HashMap<&str, Vec<&str>> = HashMap::new();
     for (name, terminal) in &terminals {
         for named in &terminal.names {
@@ -186,7 +186,7 @@ fn terminals<'a>(lexemes: &[Lexeme<'a>]) -> HashMap<&'a str, Terminal<'a>> {
     terminals
 }
 
-/// Whether what follows a name defines it: a colon, or a priority and a colon.
+/// Whether the lexemes after a name make it a definition: a colon, or a priority and a colon.
 fn defines(rest: &[Lexeme]) -> bool {
     matches!(rest, [Lexeme::Mark(b':'), ..] | [Lexeme::Mark(b'.'), Lexeme::Word(_), Lexeme::Mark(b':'), ..])
 }

@@ -10,18 +10,18 @@ use llguidance::panic_utils::catch_unwind;
 
 use super::memory::{Memory, Share};
 
-/// Bytes of an item of the parser, with room to grow.
+/// Bytes per item of the parser, with room to grow.
 const ITEM_BYTES: usize = 16;
 
-/// Bytes that the parser keeps for each byte of the text, with room to grow.
+/// Bytes that the parser keeps per byte of the text, with room to grow.
 const BYTES_PER_BYTE: usize = 64;
 
-/// Why a text cannot continue in its grammar. The message is for the log.
+/// Why a text cannot continue in its grammar. The message is meant for the log.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct OffGrammar(String);
 
-/// A grammar, shared by any number of texts.
+/// A compiled grammar, shared by any number of texts.
 pub struct CompiledGrammar {
     /// The parser at the beginning of a text.
     begin: TokenParser,
@@ -40,12 +40,12 @@ impl CompiledGrammar {
         Self { begin, eos, memory }
     }
 
-    /// An estimate of its bytes in memory.
+    /// Returns an estimate of its size in memory, in bytes.
     pub(super) fn bytes(&self) -> usize {
         bytes(&self.begin, self.begin.parser_stats().all_items)
     }
 
-    /// Starts a text. Texts share nothing, so that none can use up the limits of another.
+    /// Starts a text. Texts share no parser, so that none can use up the limits of another.
     pub fn start(&self) -> GrammarMatcher {
         let mut share = Share::new(&self.memory);
         let items = self.begin.parser_stats().all_items;
@@ -58,14 +58,14 @@ impl CompiledGrammar {
 pub struct GrammarMatcher {
     /// The parser, or the error that ended it.
     parser: Result<TokenParser, OffGrammar>,
-    /// Items that the parser keeps for the tokens that were accepted.
+    /// Items that the parser keeps for the accepted tokens.
     items: usize,
     share: Share,
     eos: Arc<[u32]>,
-    /// The tokens that must come next, the last one first. Kept, because to find the next one all that are forced are
-    /// encoded.
+    /// The tokens that must come next, the last one first. They are kept because finding the next one means encoding
+    /// all forced text.
     forced: Vec<u32>,
-    /// An end-of-text token was accepted.
+    /// Whether an end-of-text token was accepted.
     ended: bool,
 }
 
@@ -76,8 +76,8 @@ impl fmt::Debug for GrammarMatcher {
 }
 
 impl GrammarMatcher {
-    /// A bit mask of the tokens that may come next, token 0 being the lowest bit of the first word. It includes the
-    /// end-of-text tokens if the text may end here.
+    /// Returns a bit mask of the tokens that may come next; token 0 is the lowest bit of the first word. It includes
+    /// the end-of-text tokens if the text may end here.
     ///
     /// # Errors
     /// The grammar exceeds its limits.
@@ -98,13 +98,13 @@ impl GrammarMatcher {
         })
     }
 
-    /// The token that must come next, if that is known from an earlier mask.
+    /// Returns the token that must come next, if an earlier mask has shown it.
     pub fn forced(&self) -> Option<u32> {
         self.forced.last().copied()
     }
 
     fn find_forced(&mut self) -> Result<(), OffGrammar> {
-        // The parser moves on over forced bytes before their tokens are accepted.
+        // The parser advances over forced bytes before their tokens are accepted.
         let items = self.items;
         let (forced, items) = self.run(|parser| {
             if parser.stop_reason() != StopReason::NotStopped {
@@ -137,7 +137,7 @@ impl GrammarMatcher {
         }
         let items = self.run(|parser| {
             let before = parser.parser_stats().all_items;
-            // It returns tokens to take back only where that is allowed, which it is not.
+            // Returns tokens to take back only where backtracking is enabled, which it is not.
             parser.consume_token(token)?;
             parser.check_stop()?;
             Ok(parser.parser_stats().all_items.saturating_sub(before))
@@ -155,7 +155,7 @@ impl GrammarMatcher {
         self.ended || self.parser.as_ref().is_ok_and(ok)
     }
 
-    /// Runs `work`, and holds the memory that the parser has after it. An error ends the parser.
+    /// Runs `work`, and then accounts for the memory that the parser holds. An error ends the parser.
     fn run<T>(&mut self, work: impl FnOnce(&mut TokenParser) -> anyhow::Result<T>) -> Result<T, OffGrammar> {
         let parser = self.parser.as_mut().map_err(|error| error.clone())?;
         let done = catch_unwind(AssertUnwindSafe(|| work(parser))).map_err(|error| off(&error));
@@ -169,8 +169,8 @@ impl GrammarMatcher {
     }
 }
 
-/// An estimate of a parser's bytes in memory: the tables of its lexer, which the library counts at about half of what
-/// they take, and what it keeps of the text.
+/// Returns an estimate of a parser's size in memory, in bytes: the tables of its lexer, which the library counts at
+/// about half their real size, and what it keeps of the text.
 fn bytes(parser: &TokenParser, items: usize) -> usize {
     let text = parser.parser_stats().definitive_bytes;
     2 * parser.parser.lexer_stats().num_bytes + items * ITEM_BYTES + text * BYTES_PER_BYTE
@@ -178,7 +178,7 @@ fn bytes(parser: &TokenParser, items: usize) -> usize {
 
 fn off(error: &anyhow::Error) -> OffGrammar {
     let reason: String = error.to_string().chars().take(500).collect();
-    // The library reports its own panics as errors. Only this request fails, and the log tells the operator.
+    // The library reports its own panics as errors. Only this request fails, and the log informs the operator.
     if reason.starts_with("panic") {
         tracing::warn!("the grammar matcher panicked: {}", reason.escape_debug());
     }

@@ -1,21 +1,22 @@
-//! The memory of texts that follow grammars: every text may hold a small share, and all texts together a bounded rest.
+//! Limits the memory of texts that follow grammars: each text has a small allowance, and all texts share a bounded pool
+//! beyond that.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Bytes that every text may hold without asking. Common grammars stay below it, so that they work whatever others do.
+/// Bytes that every text may hold in any case. Common grammars need less, so they work whatever others do.
 const OWN_BYTES: usize = 4 << 20;
 
 /// Most bytes of one text.
 const TEXT_BYTES: usize = 32 << 20;
 
-/// Bytes that all texts may hold together, in addition to [`OWN_BYTES`] each.
+/// Bytes that all texts together may hold beyond [`OWN_BYTES`] each.
 const SHARED_BYTES: usize = 256 << 20;
 
-/// Shared bytes are taken in units of this size.
+/// The unit in which shared bytes are taken.
 const UNIT: usize = 1 << 20;
 
-/// The bytes that texts may still take together.
+/// The shared bytes that are still free.
 #[derive(Debug)]
 pub(super) struct Memory(AtomicUsize);
 
@@ -25,11 +26,11 @@ impl Default for Memory {
     }
 }
 
-/// The memory of one text, returned when it is dropped.
+/// The memory of one text. Dropping it returns the shared part.
 #[derive(Debug)]
 pub(super) struct Share {
     memory: Arc<Memory>,
-    /// Bytes of the shared part that it holds.
+    /// Bytes of the shared pool that it holds.
     taken: usize,
 }
 
@@ -41,7 +42,7 @@ impl Share {
     /// Notes that the text holds `bytes`.
     ///
     /// # Errors
-    /// That is more than a text may hold, or more than is left.
+    /// That is more than one text may hold, or more than is left in the pool.
     pub(super) fn hold(&mut self, bytes: usize) -> Result<(), String> {
         if bytes > TEXT_BYTES {
             return Err(format!("its parser needs more than {TEXT_BYTES} bytes"));
@@ -57,7 +58,7 @@ impl Share {
         Ok(())
     }
 
-    /// Returns what the text holds.
+    /// Returns the shared bytes that the text holds.
     pub(super) fn release(&mut self) {
         self.memory.0.fetch_add(std::mem::take(&mut self.taken), Ordering::AcqRel);
     }

@@ -1,5 +1,6 @@
-//! What the server and a helper process say to each other: JSON in frames, each after its length in 4 bytes, the lowest
-//! first. The server sends the vocabulary, and the helper an empty answer; after that, each grammar gets an answer.
+//! The protocol between the server and a helper process: frames of JSON or bytes, each preceded by its length as a
+//! 4-byte little-endian number. The server first sends the vocabulary, and the helper replies with an empty answer.
+//! After that, each grammar gets an answer.
 
 use std::io::{Error, ErrorKind, Read, Result, Write};
 
@@ -11,7 +12,7 @@ use crate::text::vocabulary::Vocabulary;
 /// Longest frame. A vocabulary of a million tokens is shorter.
 const MAX_FRAME: usize = 64 << 20;
 
-/// The lengths of all tokens, whose bytes are the next frame, and the tokens that end a text.
+/// The lengths of all tokens (their bytes are the next frame), and the tokens that end a text.
 #[derive(Serialize, Deserialize)]
 struct Tokens {
     lengths: Vec<usize>,
@@ -23,9 +24,9 @@ struct Tokens {
 pub(super) struct Answer {
     /// The bytes that the compiled grammar added to the process, or why it was refused.
     pub(super) compiled: std::result::Result<u64, String>,
-    /// Whether it took long, so that the helper has given way to other work.
+    /// Whether compiling took so long that the helper lowered its priority.
     pub(super) long: bool,
-    /// Whether the helper ends now.
+    /// Whether the helper ends after this answer.
     pub(super) last: bool,
 }
 
@@ -52,7 +53,7 @@ pub(super) fn read_json<T: DeserializeOwned>(from: impl Read) -> Result<T> {
     serde_json::from_slice(&read(from)?).map_err(Error::from)
 }
 
-/// The frames that begin a conversation.
+/// Returns the frames that the server sends first.
 pub(super) fn vocabulary_frames(vocabulary: &Vocabulary, eos: &[u32]) -> Result<Vec<u8>> {
     let tokens = Tokens { lengths: vocabulary.tokens().map(<[u8]>::len).collect(), eos: eos.to_vec() };
     let mut frames = Vec::new();
@@ -61,7 +62,7 @@ pub(super) fn vocabulary_frames(vocabulary: &Vocabulary, eos: &[u32]) -> Result<
     Ok(frames)
 }
 
-/// The vocabulary of [`vocabulary_frames`], and the tokens that end a text.
+/// Reads the vocabulary and the end-of-text tokens that [`vocabulary_frames`] wrote.
 pub(super) fn read_vocabulary(mut from: impl Read) -> Result<(Vocabulary, Vec<u32>)> {
     let Tokens { lengths, eos } = read_json(&mut from)?;
     let bytes = read(&mut from)?;

@@ -1,25 +1,25 @@
-//! The limits of JSON schemas and regular expressions.
+//! Checks the limits of JSON schemas and regular expressions.
 
 use serde_json::Value;
 
 use super::spec::{GrammarError, MAX_GRAMMAR_DEPTH};
 
-/// Longest regular expression in bytes, also as a pattern in a schema. The cost of compiling one grows with the square of
-/// its length.
+/// Longest regular expression in bytes, including patterns in schemas. The cost of compiling it grows with the square
+/// of its length.
 pub(super) const MAX_REGEX_BYTES: usize = 16 << 10;
 
-/// Largest product of `multipleOf` values, ignoring decimal points. The compiler has a state for each remainder, and in
-/// the worst case all `multipleOf` in a schema apply at once.
+/// Largest least common multiple of `multipleOf` values, ignoring decimal points. The compiler has a state for each
+/// remainder, and in the worst case all `multipleOf` of a schema apply at once.
 const MAX_MULTIPLE: u64 = 1000;
 
 /// Keywords whose contents are values, not schemas.
 const VALUES: [&str; 4] = ["const", "enum", "default", "examples"];
 
-/// Keywords that contain schemas under names chosen by the client, which are not keywords.
+/// Keywords that contain schemas under names that the client chooses; these names are not keywords.
 const NAMED: [&str; 6] =
     ["properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"];
 
-/// The kind of a part of a schema.
+/// The kind of part within a schema.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
     /// One or several schemas.
@@ -31,7 +31,7 @@ enum Part {
 }
 
 impl Part {
-    /// The kind of the part under `key`.
+    /// Returns the kind of the part under `key`.
     fn child(self, key: &str) -> Self {
         match self {
             Self::Schema if VALUES.contains(&key) => Self::Value,
@@ -57,7 +57,8 @@ pub(super) fn check_schema(schema: &Value) -> Result<(), GrammarError> {
     check_value(schema, 0, Part::Schema, &mut 1)
 }
 
-/// Recursion is limited by the depth. `multiple` is the least common multiple of all `multipleOf` so far.
+/// Checks a part of a schema. The depth limits recursion. `multiple` is the least common multiple of all `multipleOf`
+/// so far.
 fn check_value(value: &Value, depth: usize, part: Part, multiple: &mut u64) -> Result<(), GrammarError> {
     match value {
         Value::Array(items) => items.iter().try_for_each(|item| check_value(item, deeper(depth)?, part, multiple)),
@@ -71,13 +72,13 @@ fn check_value(value: &Value, depth: usize, part: Part, multiple: &mut u64) -> R
     }
 }
 
-/// Whether a reference leads to a part that is checked as a schema; the compiler would accept any part as one.
+/// Whether a reference leads to a part that is checked as a schema; the compiler would accept any part as a schema.
 fn is_to_schema(pointer: &str) -> bool {
     let part = pointer.split('/').skip(1).fold(Part::Schema, |part, key| part.child(&unescaped(key)));
     part == Part::Schema
 }
 
-/// Decodes a part of a reference as the compiler does, as far as keywords can contain the characters.
+/// Decodes a part of a reference as the compiler does, for all characters that occur in keywords.
 fn unescaped(key: &str) -> String {
     let mut parts = key.split('%');
     let mut text = parts.next().unwrap_or_default().to_owned();
@@ -123,8 +124,8 @@ fn check_keyword(keyword: &str, value: &Value, multiple: &mut u64) -> Result<(),
     }
 }
 
-/// A positive number with at most four decimal places, as an integer without its decimal point; `None` for others and
-/// for too large ones.
+/// Returns a positive number with at most four decimal places as an integer without its decimal point; `None` for other
+/// numbers and for results that are too large.
 fn digits(number: f64) -> Option<u64> {
     let fits = |number: f64| (number.fract() == 0.0 && number >= 1.0).then_some(number as u64);
     if !(number > 0.0 && number <= 1e9) {
@@ -142,7 +143,8 @@ fn lcm(a: u64, b: u64) -> Option<u64> {
     Some(a / x * b).filter(|multiple| *multiple <= MAX_MULTIPLE)
 }
 
-/// Limits the number of groups open at once. Counting parentheses in character classes too gives an upper bound.
+/// Limits how many groups are open at once. Parentheses in character classes are counted too, so this is an upper
+/// bound.
 pub(super) fn check_depth_of_regex(regex: &str) -> Result<(), GrammarError> {
     let (mut depth, mut escaped) = (0, false);
     for byte in regex.bytes() {

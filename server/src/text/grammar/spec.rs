@@ -1,4 +1,4 @@
-//! Grammars as requests state them, their limits, and why they are refused.
+//! The grammars that requests specify, their limits, and why they are refused.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ pub const MAX_GRAMMAR_BYTES: usize = 256 << 10;
 /// Most levels of nesting in a grammar.
 pub const MAX_GRAMMAR_DEPTH: usize = 100;
 
-/// Most texts in a choice.
+/// Most texts to choose from.
 pub const MAX_CHOICES: usize = 1024;
 
 /// How long a request waits for its grammar.
@@ -42,13 +42,13 @@ pub enum GrammarSpec {
     Choice(Vec<String>),
     /// Tool calls.
     Calls(Calls),
-    /// Reasoning in any form, and then what the other grammar allows. Where the prompt has not begun the reasoning, it may be
-    /// missing before calls that may be plain text instead, and is before all else.
+    /// Reasoning in any form, then what the inner grammar allows. If the prompt has not begun the reasoning, it may be
+    /// left out before tool calls that may be plain text instead; otherwise it is required.
     AfterReasoning(ReasoningStart, Box<GrammarSpec>),
 }
 
 impl GrammarSpec {
-    /// Whether every text that it allows is JSON.
+    /// Whether every text that this grammar allows is JSON.
     #[must_use]
     pub fn is_json(&self) -> bool {
         match self {
@@ -58,7 +58,8 @@ impl GrammarSpec {
         }
     }
 
-    /// The grammar, in which an object has no other properties than its schema names, unless the schema allows them.
+    /// Returns the grammar with objects restricted to the properties that their schemas name, unless a schema says
+    /// otherwise.
     #[must_use]
     pub fn without_additional_properties(self) -> Self {
         match self {
@@ -72,7 +73,8 @@ impl GrammarSpec {
         }
     }
 
-    /// The same after reasoning, where it has a place: where the prompt has begun it, or the model may write plain text.
+    /// Returns this grammar after reasoning, if reasoning is possible: the prompt has begun it, or the model may write
+    /// plain text.
     #[must_use]
     pub fn after_reasoning(self, start: ReasoningStart) -> Self {
         let may_be_text = matches!(&self, Self::Calls(Calls { instead: Instead::Text, .. }));
@@ -82,8 +84,8 @@ impl GrammarSpec {
         Self::AfterReasoning(start, Box::new(self))
     }
 
-    /// The schema of the JSON that an answer may be instead of calls; `None` if the grammar is not one of JSON. An object
-    /// without a schema has no property `arguments`, because it would look like a call.
+    /// Returns the schema of the JSON that an answer may be instead of calls; `None` if this is not a grammar of JSON.
+    /// An object without a schema may not have a property `arguments`, because it would look like a call.
     #[must_use]
     pub fn beside_calls(&self) -> Option<Value> {
         match self {
@@ -100,22 +102,22 @@ impl GrammarSpec {
 #[allow(missing_docs, reason = "the messages explain the fields")]
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GrammarError {
-    /// Too many bytes.
+    /// The grammar has too many bytes.
     #[error("must be at most {max} bytes long, found {bytes}")]
     Long { max: usize, bytes: usize },
-    /// Nested too deeply.
+    /// The grammar is nested too deeply.
     #[error("must be nested at most {MAX_GRAMMAR_DEPTH} levels deep")]
     Deep,
-    /// The wrong number of choices.
+    /// The number of texts is wrong, or a text is empty.
     #[error("must hold from 1 to {MAX_CHOICES} texts, none of them empty")]
     Choices,
-    /// A feature that grammars must not use on this server.
+    /// The grammar uses a feature that this server does not allow.
     #[error("must not have {0}")]
     Has(String),
-    /// Not a valid grammar of its kind, or one that uses an unsupported feature.
+    /// The grammar is invalid, or uses an unsupported feature.
     #[error("must be a valid and supported grammar: {0}")]
     Wrong(String),
-    /// JSON that may stand instead of calls, but could be taken for a call of this tool.
+    /// JSON that may stand instead of calls could be taken for a call of this tool.
     #[error("must not allow JSON that begins as a call of the tool {0} does: {{\"name\": {0:?}, \"arguments\": …")]
     LikeCall(String),
     /// Compilation takes too long.

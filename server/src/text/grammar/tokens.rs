@@ -1,4 +1,4 @@
-//! The tokens of a text that a grammar forces.
+//! Gives the compiler a vocabulary, and the tokens of text that a grammar forces.
 
 use std::sync::Arc;
 
@@ -10,16 +10,16 @@ use crate::text::vocabulary::Vocabulary;
 
 /// A vocabulary for the compiler.
 ///
-/// Where the grammar leaves no choice of bytes, it leaves none of tokens: they are those that the tokenizer gives, which
-/// the model knows best. Elsewhere any tokens with the right bytes are accepted.
+/// If the grammar leaves no choice of bytes, it leaves no choice of tokens either: they are those that the tokenizer
+/// gives, which the model knows best. Elsewhere, any tokens with matching bytes are accepted.
 struct Tokens {
     trie: TokTrie,
     encode: Encode,
-    /// Whether every byte of UTF-8 is a token, so that any text has tokens.
+    /// Whether every byte of UTF-8 is a token, so that every text can be encoded.
     complete: bool,
 }
 
-/// What the compiler knows of the vocabulary.
+/// Creates the compiler's view of the vocabulary.
 ///
 /// # Errors
 /// The vocabulary has too many tokens.
@@ -50,7 +50,7 @@ impl TokenizerEnv for Tokens {
         self.complete
     }
 
-    /// The tokenizer's tokens if they have exactly these bytes, else the longest match at each place.
+    /// Returns the tokenizer's tokens if they have exactly these bytes, and otherwise the longest match at each place.
     fn tokenize_bytes(&self, bytes: &[u8]) -> Vec<u32> {
         let ids = std::str::from_utf8(bytes).ok().map(|text| (self.encode)(text));
         let exact = |ids: &Vec<u32>| self.trie.decode_raw(ids) == bytes;

@@ -1,4 +1,4 @@
-//! Tests of tokenizers with scores: against a plain implementation on random vocabularies, and of texts in parts.
+//! Tests tokenizers with scores: against a plain implementation on random vocabularies, and with texts in pieces.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -10,14 +10,14 @@ use super::*;
 
 const VOCABULARY: usize = 400;
 
-/// Ids from here on are those of pieces. Before them are special tokens and bytes.
+/// The first id of a piece. The ids before it are special tokens and bytes.
 const FIRST: u32 = 260;
 
 fn piece(id: u32, text: &str, score: f32) -> ScoredPiece {
     ScoredPiece { id, text: text.into(), score }
 }
 
-/// A tokenizer with these pieces and a space, special tokens `<s>` and `</s>`, and added tokens `[b]` and `ab`.
+/// Creates a tokenizer with these pieces and a space, special tokens `<s>` and `</s>`, and added tokens `[b]` and `ab`.
 fn parts(pieces: &[(&str, f32)], adds_space: bool) -> ScoredPieces {
     let space = pieces.iter().all(|(text, _)| *text != SPACE_TEXT).then_some((SPACE_TEXT, -10.0));
     let pieces = pieces.iter().copied().chain(space);
@@ -37,7 +37,7 @@ fn tokenizer(parts: ScoredPieces) -> Tokenizer {
     Tokenizer::from_scored_pieces(parts, VOCABULARY, GenerationDefaults::default()).unwrap()
 }
 
-/// The ids of a text by the definition: the best pair of neighbours is looked for again and again.
+/// Encodes a text as the definition says: searches for the best pair of neighbors again and again.
 fn plainly(parts: &ScoredPieces, text: &str, plain: bool, continues: bool) -> Vec<u32> {
     let scored = || parts.pieces.iter().chain(&parts.added);
     let pieces: BTreeMap<&str, &ScoredPiece> = scored().map(|piece| (piece.text.as_str(), piece)).collect();
@@ -85,7 +85,7 @@ fn config(cases: u32) -> ProptestConfig {
     ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
 }
 
-/// Pieces of few characters with few scores, so that they overlap and are often equal.
+/// Pieces of few characters and few scores, so that pieces overlap and scores are often equal.
 fn vocabularies(characters: &'static str) -> impl Strategy<Value = Vec<(String, f32)>> {
     let score = prop::sample::select(vec![-3.0_f32, -2.5, -1.0, -0.0, 0.0, 7.0, f32::MIN_POSITIVE]);
     let pieces = prop::collection::btree_map(characters, score, 0..120);
@@ -95,7 +95,7 @@ fn vocabularies(characters: &'static str) -> impl Strategy<Value = Vec<(String, 
     })
 }
 
-/// Texts of parts that meet at places where something is joined, or a space added.
+/// Texts of parts that often meet where something is joined or a space is added.
 fn texts() -> impl Strategy<Value = String> {
     let parts = [
         " ",
@@ -188,10 +188,10 @@ fn names(tokenizer: &Tokenizer, ids: &[u32]) -> String {
 
 #[test]
 fn what_a_list_of_merges_cannot_say() {
-    // Equal scores: the leftmost pair is joined, by whichever two parts it is made of.
+    // With equal scores, the leftmost pair is joined, whichever two parts form it.
     let tokenizer = tokenizer(parts(&[("x", -9.0), ("xx", -1.0), ("xxx", -1.0)], false));
     assert_eq!(names(&tokenizer, &tokenizer.encode_more("xxxxx").unwrap()), "xxx xx");
-    // A character that is no piece is a part of one.
+    // A character that is not a piece may be part of a piece.
     let tokenizer = self::tokenizer(parts(&[("\u{e9}t", -1.0), ("t", -2.0)], false));
     assert_eq!(names(&tokenizer, &tokenizer.encode_more("\u{e9}t\u{e9}").unwrap()), "\u{e9}t <0xC3> <0xA9>");
 }
@@ -208,7 +208,7 @@ fn special_and_added_tokens_divide_a_text() {
         let text = "a</s>a[b] a";
         assert_eq!(names(&tokenizer, &tokenizer.encode(text).unwrap()), whole);
         assert_eq!(names(&tokenizer, &tokenizer.encode_more(text).unwrap()), more);
-        // Never from pieces: a text cannot name a special token.
+        // Plain text never gives a special token, not even by joining pieces.
         let plain = tokenizer.encode_plain("<s>a", false).unwrap();
         assert_eq!(names(&tokenizer, &plain), if adds_space { "\u{2581} <s > a" } else { "<s > a" });
         assert_eq!(tokenizer.vocabulary().text_of(&plain, true), b"<s>a");

@@ -1,4 +1,4 @@
-//! Tests of tokenizers in the manner of SentencePiece: against the library's own encoding of whole texts, and of texts in parts.
+//! Tests SentencePiece tokenizers: against the library's own encoding of whole texts, and with texts in pieces.
 
 #[path = "../../../tests/common/pieces.rs"]
 mod pieces;
@@ -12,7 +12,7 @@ use crate::text::encoder::Pace;
 use crate::text::{Detokenizer, Tokenizer};
 use pieces::{SPACES, SPECIAL, Space, VOCABULARY, tokenizer as described};
 
-/// The tokenizer, and the library's.
+/// Returns our tokenizer and the library's.
 fn both(space: Space) -> (Tokenizer, tokenizers::Tokenizer) {
     let json = described(space);
     (loaded(&json).unwrap(), json.to_string().parse().unwrap())
@@ -28,7 +28,7 @@ fn tokens(tokenizer: &Tokenizer, ids: &[u32]) -> Vec<String> {
     ids.iter().map(|id| tokenizer.name(*id)).collect()
 }
 
-/// Texts of parts that meet at places where something is merged, or a space added.
+/// Texts of parts that often meet where something is merged or a space is added.
 fn texts() -> impl Strategy<Value = String> {
     let parts = [
         " ",
@@ -87,7 +87,7 @@ fn a_text_survives_unless_it_begins_with_the_very_space_that_is_added() {
         proptest!(config(500), |(text in "\\PC{0,40}")| {
             prop_assume!(!text.contains('\u{2581}') && !SPECIAL.iter().any(|special| text.contains(special)));
             let shown = tokenizer.vocabulary().text_of(&tokenizer.encode(&text).unwrap(), true);
-            // The pre-tokenizer adds none to a text that has one.
+            // The pre-tokenizer adds no space to a text that begins with one.
             let kept = if matches!(space, Space::First | Space::Always) { text.strip_prefix(' ').unwrap_or(&text) } else { &text };
             prop_assert_eq!(String::from_utf8(shown).unwrap(), kept);
         });
@@ -138,7 +138,7 @@ fn where_a_space_is_added_is_the_tokenizers_choice() {
         );
         let plain = tokenizer.encode_plain("</s>the", false).unwrap();
         assert_eq!(tokenizer.vocabulary().text_of(&plain, true), b"</s>the", "{space:?}");
-        // The name of a byte is a text like any other.
+        // The name of a byte is ordinary text.
         assert_eq!(tokenizer.vocabulary().bytes_of(&tokenizer.encode_more("<0x41>").unwrap()), b"<0x41>");
     }
 }
@@ -231,7 +231,7 @@ fn parts_that_are_not_known_are_named() {
     let id = vocab.remove("<0x0A>").unwrap();
     vocab.insert("<0x0a?".into(), id);
     assert!(loaded(&json).err().unwrap().ends_with("must have a token for every byte of a text, and has no <0x0A>"));
-    // A token with a space amid it: texts cannot be cut, but are encoded.
+    // With a space within a token, texts cannot be cut, but they are encoded.
     let mut json = described(Space::First);
     json["model"]["vocab"]["a\u{2581}b"] = json!(VOCABULARY - 1);
     let tokenizer = loaded(&json).unwrap();

@@ -1,4 +1,4 @@
-//! Queries, keys and values to estimate attention on: those of a trained model, or synthetic ones.
+//! Queries, keys and values for estimating attention: those of a trained model, or synthetic ones.
 
 use std::path::{Path, PathBuf};
 
@@ -12,7 +12,7 @@ const TOKENS_PER_TOPIC: f64 = 32.0;
 const SHARED: f64 = 0.8;
 const OWN: f64 = 0.6;
 
-/// Why there are no inputs.
+/// Why inputs could not be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum InputsError {
     /// The file cannot be read, or lacks a tensor of the right shape.
@@ -28,22 +28,22 @@ pub enum InputsError {
 pub enum Source {
     /// A file with tensors q, k and v, (cases, heads, tokens, d), of a trained model's layers.
     Model(PathBuf),
-    /// Tokens whose queries, keys and values follow slowly varying means; q and k share theirs.
+    /// Tokens whose queries, keys and values follow slowly varying means; q and k share one mean.
     Correlated,
     /// Independent normal numbers.
     Independent,
 }
 
-/// (cases, heads, tokens, d) of synthetic inputs.
+/// The shape of synthetic inputs: (cases, heads, tokens, d).
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
-    /// Sequences.
+    /// Number of sequences.
     pub cases: usize,
-    /// Heads.
+    /// Number of heads.
     pub heads: usize,
-    /// Tokens of a sequence.
+    /// Tokens per sequence.
     pub tokens: usize,
-    /// Size of a query, a key or a value.
+    /// Size of a query, key or value.
     pub d: usize,
 }
 
@@ -57,7 +57,7 @@ impl Source {
         }
     }
 
-    /// The inputs in f64; from a file, the first `shape.tokens` tokens of all its cases and heads.
+    /// Loads the inputs in f64; from a file, the first `shape.tokens` tokens of all cases and heads.
     ///
     /// # Errors
     /// If the file cannot be read, lacks a tensor, or has the wrong shapes or too few tokens.
@@ -91,7 +91,7 @@ fn synthetic(shape: Shape, seed: u64, shared: f64, own: f64) -> Result<Inputs, I
     let Shape { cases, heads, tokens, d } = shape;
     let mut generator = Generator::new(seed);
     let keep = (-1.0 / TOKENS_PER_TOPIC).exp();
-    // A first-order autoregression with variance 1 from the first token on.
+    // A first-order autoregression that has variance 1 from the first token on.
     let mut path = || {
         let mut numbers = vec![0.0; cases * heads * tokens * d];
         for path in numbers.chunks_exact_mut(tokens * d) {
@@ -111,7 +111,7 @@ fn synthetic(shape: Shape, seed: u64, shared: f64, own: f64) -> Result<Inputs, I
     Ok(Inputs::new(&q, &k, &v)?)
 }
 
-/// Descriptions of the synthetic sources, for a record's settings.
+/// Descriptions of the synthetic sources, for the settings of a record.
 pub fn descriptions() -> [(&'static str, String); 2] {
     [
         (

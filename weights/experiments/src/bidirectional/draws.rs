@@ -1,5 +1,5 @@
-//! Random numbers from a seed: normal and uniform tensors, orthogonal rows. A seed gives the same numbers on every machine,
-//! up to the rounding of the logarithm and cosine.
+//! Seeded random numbers: normal and uniform tensors, and orthogonal rows. A seed gives the same numbers on every
+//! machine, up to the rounding of the logarithm and cosine.
 
 use candle_core::{Device, Result, Tensor};
 use rand_chacha::ChaCha8Rng;
@@ -8,13 +8,13 @@ use rand_core::{RngCore, SeedableRng};
 /// The random numbers of one forward pass.
 #[derive(Clone, Debug)]
 pub enum Draws {
-    /// For softmax and elu.
+    /// Nothing, for softmax and elu.
     None,
     /// Random vectors of every head, shared by the batch: (heads, D, d).
     Matrices(Tensor),
-    /// LARA's noise, N(0, 1), or zeros at the means of its proposals: (batch, heads, C, d).
+    /// LARA's noise, N(0, 1), or zeros to sample the means of its proposals: (batch, heads, C, d).
     Landmarks(Tensor),
-    /// RA's noise, and the numbers that choose keys.
+    /// RA's noise, and the numbers by which keys are chosen.
     Queries {
         /// N(0, 1): (batch, heads, samples, queries, d).
         normals: Tensor,
@@ -36,24 +36,24 @@ impl Generator {
         Self { bits: ChaCha8Rng::seed_from_u64(seed), spare: None }
     }
 
-    /// Uniform in [0, 1), in steps of 2^-53.
+    /// Returns a uniform number in [0, 1), a multiple of 2^-53.
     pub fn uniform(&mut self) -> f64 {
         (self.bits.next_u64() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// Standard normal (Box and Muller 1958).
+    /// Returns a standard normal number (Box and Muller 1958).
     pub fn normal(&mut self) -> f64 {
         if let Some(spare) = self.spare.take() {
             return spare;
         }
-        // In (0, 1]: the logarithm of 0 is infinite.
+        // In (0, 1], because the logarithm of 0 is infinite.
         let radius = (-2.0 * (1.0 - self.uniform()).ln()).sqrt();
         let (sin, cos) = (std::f64::consts::TAU * self.uniform()).sin_cos();
         self.spare = Some(radius * sin);
         radius * cos
     }
 
-    /// Standard normal numbers of `like`'s float type.
+    /// Returns standard normal numbers in the float type of `like`.
     ///
     /// # Errors
     /// If the device fails.
@@ -62,7 +62,7 @@ impl Generator {
         tensor((0..count).map(|_| self.normal()).collect(), shape, like)
     }
 
-    /// Numbers uniform in [0, 1): always f64, since rounding to fewer bits could reach 1.
+    /// Returns numbers that are uniform in [0, 1). They are always f64, because rounding to fewer bits could reach 1.
     ///
     /// # Errors
     /// If the device fails.
@@ -72,7 +72,8 @@ impl Generator {
         Tensor::from_vec(numbers, shape, &Device::Cpu)?.to_device(like.device())
     }
 
-    /// Rows that are orthogonal within blocks of d and have independent norms of chi(d), so that each row is standard normal (Choromanski et al. 2021, section 2.4).
+    /// Returns rows that are orthogonal within blocks of d and have independent norms distributed as chi(d), so each
+    /// row is standard normal (Choromanski et al. 2021, section 2.4).
     ///
     /// -> (heads, rows, d)
     ///
@@ -122,7 +123,7 @@ mod tests {
         let mut generator = Generator::new(1);
         let n = 200_000;
         let numbers: Vec<f64> = (0..n).map(|_| generator.normal()).collect();
-        // Standard errors of the mean, of the variance (2/n) and of the fourth moment (96/n).
+        // The moment estimates have variances of 1/n, 2/n, 15/n and 96/n.
         for (power, want, variance) in [(1, 0.0, 1.0), (2, 1.0, 2.0), (3, 0.0, 15.0), (4, 3.0, 96.0)] {
             let moment = numbers.iter().map(|x| x.powi(power)).sum::<f64>() / f64::from(n);
             let bound = 4.5 * (variance / f64::from(n)).sqrt();

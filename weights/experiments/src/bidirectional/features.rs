@@ -1,5 +1,5 @@
-//! Feature maps of whole sequences as chains of tensors, differentiable and of any float type. The causal layers have fused
-//! ones (`tidegate_model::feature_map`).
+//! Feature maps of whole sequences as chains of tensors: differentiable, and for any float type. The causal layers have
+//! fused versions (`tidegate_model::feature_map`).
 
 use candle_core::{D, Result, Tensor, bail};
 
@@ -22,21 +22,21 @@ pub enum Map {
     Trigonometric,
 }
 
-/// Features of queries and keys, without factors that cancel in a query's quotient.
+/// Features of queries and keys, without factors that cancel in the quotient of a query.
 #[derive(Clone, Debug)]
 pub struct Features {
     /// (batch, heads, queries, F)
     pub phi_q: Tensor,
     /// (batch, heads, keys, F)
     pub phi_k: Tensor,
-    /// The sum of the keys' weights, (batch, heads, 1, 1), for maps with negative products: the denominators' floor is a
-    /// share of it.
+    /// For maps with negative products, the sum of the keys' weights, (batch, heads, 1, 1): the denominators' floor is
+    /// a share of it.
     pub weight: Option<Tensor>,
 }
 
-/// The features of all queries and keys.
+/// Computes the features of all queries and keys.
 ///
-/// w: (heads, D, d), already multiplied by sigma; none for elu.
+/// w: (heads, D, d), multiplied by sigma; `None` for elu.
 ///
 /// # Errors
 /// If `w` is absent or has the wrong shape.
@@ -70,8 +70,8 @@ pub fn features(map: Map, inputs: &Inputs, w: Option<&Tensor>) -> Result<Feature
         Map::Favor => {
             let scaled = inputs.scaled()?;
             let (in_q, in_k) = (project(scaled.q())?, project(scaled.k())?);
-            // Maxima cancel: a query's own in its quotient, the keys' common one in all of them. A key's maximum is taken
-            // over whole exponents, because the projections of a long key are far above them.
+            // Maxima cancel: a query's own in its quotient, the keys' shared one in all quotients. A key's maximum is
+            // taken over whole exponents, because the projections of a long key are far above them.
             let phi_q = in_q.broadcast_sub(&in_q.max_keepdim(D::Minus1)?.detach())?.exp()?;
             let in_k = in_k.broadcast_sub(&half_square(scaled.k())?)?;
             let most = in_k.max_keepdim(D::Minus1)?.max_keepdim(2)?.detach();
@@ -97,13 +97,13 @@ pub(super) fn half_square(x: &Tensor) -> Result<Tensor> {
     x.sqr()?.sum_keepdim(D::Minus1)? * 0.5
 }
 
-/// `x / (|x| + 1e-3)`, with a finite gradient at zero.
+/// Computes `x / (|x| + 1e-3)` with a finite gradient at zero.
 fn unit(x: &Tensor) -> Result<Tensor> {
     let length = (x.sqr()?.sum_keepdim(D::Minus1)? + 1e-12)?.sqrt()?;
     x.broadcast_div(&(length + 1e-3)?)
 }
 
-/// `x + 1` above 0, else `exp(x)`: as ReLU(x) + exp(-ReLU(-x)), which overflows on neither side.
+/// `x + 1` above 0, else `exp(x)`, computed as ReLU(x) + exp(-ReLU(-x)), which overflows on neither side.
 fn elu(x: &Tensor) -> Result<Tensor> {
     x.relu()? + x.neg()?.relu()?.neg()?.exp()?
 }

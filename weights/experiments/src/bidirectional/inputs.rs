@@ -1,4 +1,4 @@
-//! Queries, keys and values, and the softmax that all attentions share.
+//! Queries, keys and values, and the softmax that all attentions use.
 
 use candle_core::{D, Result, Tensor, bail};
 
@@ -11,7 +11,8 @@ pub struct Inputs {
 }
 
 impl Inputs {
-    /// q: (batch, heads, queries, d), k: (batch, heads, keys, d), v: (batch, heads, keys, width), all of one float type.
+    /// q: (batch, heads, queries, d), k: (batch, heads, keys, d), v: (batch, heads, keys, width), all of the same float
+    /// type.
     ///
     /// # Errors
     /// If the shapes or types do not match, or one is empty.
@@ -44,7 +45,7 @@ impl Inputs {
         &self.v
     }
 
-    /// Multiplies q and k by d^(-1/4): their products are then the exponents of softmax attention.
+    /// Multiplies q and k by d^(-1/4), so that their products are the exponents of softmax attention.
     ///
     /// # Errors
     /// If the device fails.

@@ -1,10 +1,10 @@
-//! Attention of every query to every key, in self attention or across: softmax, kernels of random features, and the
-//! estimators that sample where a query looks (RA and LARA).
+//! Attention of every query to every key, as self-attention or cross attention: softmax, random feature kernels, and
+//! the estimators that sample where a query looks (RA and LARA).
 //!
-//! [`Attention`] is the interface; its random numbers are an argument ([`Draws`]), from a seeded [`Generator`] or from the
-//! caller. [`naive`] has the references. `features`, `randomized` and this file have the batched forms: chains of tensors,
-//! of any float type, differentiable, and linear in the tokens except for softmax and RA. Nothing here knows layers, states
-//! or checkpoints.
+//! [`Attention`] is the interface; its random numbers are an argument ([`Draws`]), from a seeded [`Generator`] or from
+//! the caller. [`naive`] has the references. `features`, `randomized` and this file have the batched forms: chains of
+//! tensors of any float type, differentiable, and linear in the number of tokens except for softmax and RA. Nothing
+//! here depends on layers, states or checkpoints.
 //!
 //! Sources: Peng et al. 2021 (RFA), Choromanski et al. 2021 (FAVOR+), Katharopoulos et al. 2020 (elu + 1), Zheng, Wang
 //! and Kong 2022 (RA and LARA, arXiv 2204.04667).
@@ -27,35 +27,35 @@ use inputs::softmax;
 /// How queries attend to keys.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Attention {
-    /// `softmax(q k / sqrt(d)) v`: what the others estimate or replace. Quadratic.
+    /// `softmax(q k / sqrt(d)) v`, which the others estimate or replace. Quadratic.
     Softmax,
     /// `phi(q) . (sum phi(k) v) / (phi(q) . sum phi(k))`. Linear.
     Kernel {
         /// The feature map.
         map: Map,
-        /// Random vectors (D); 0 for maps without any.
+        /// Number of random vectors (D); 0 for maps without any.
         samples: usize,
     },
     /// Randomized attention: unbiased, quadratic.
     Ra {
-        /// Samples of each query; their estimates are averaged.
+        /// Number of samples per query; their estimates are averaged.
         samples: usize,
     },
     /// Linear randomized attention.
     Lara {
-        /// Landmarks (C) with one sample each; at most the number of queries, and of keys.
+        /// Number of landmarks (C) with one sample each; at most the number of queries, and of keys.
         landmarks: usize,
         /// How a query weights the samples of all landmarks.
         weighting: Weighting,
         /// Where the landmarks are.
         at: Landmarks,
-        /// Whether a sample is drawn around its landmark, or is the landmark itself: the mean of its proposal. Then nothing
-        /// is random, as in PyTorch's evaluation.
+        /// Whether a sample is drawn around its landmark. Otherwise it is the landmark itself, which is the mean of its
+        /// proposal, and nothing is random, as in PyTorch's evaluation.
         noise: bool,
     },
 }
 
-/// The floor of denominators as a share of the keys' weight: signed estimates may be zero or negative.
+/// The floor of denominators as a share of the keys' weight, because signed estimates can be zero or negative.
 pub const DENOMINATOR_EPS: f64 = 0.02;
 
 impl Attention {
@@ -76,12 +76,12 @@ impl Attention {
         "lara-means-crossed",
     ];
 
-    /// An attention by name. `samples` is the number of random vectors, of RA's samples, or of LARA's landmarks;
-    /// softmax and elu ignore it.
+    /// Returns an attention by name. `samples` is the number of random vectors, of RA's samples, or of LARA's
+    /// landmarks; softmax and elu ignore it.
     ///
-    /// `rfa` has RFA's kernel, with q and k at unit length; `rfa-softmax` estimates softmax attention's kernel by the same
-    /// sines and cosines. `lara` has query-specific weights.
-    /// With `-means`, LARA's samples are the means of their proposals; `-tokens` and `-crossed` are other [`Landmarks`].
+    /// `rfa` has RFA's kernel, with unit-length q and k; `rfa-softmax` estimates the kernel of softmax attention with
+    /// the same sines and cosines. `lara` has query-specific weights. With `-means`, LARA's samples are the means of
+    /// their proposals; `-tokens` and `-crossed` are other [`Landmarks`].
     pub fn named(name: &str, samples: usize) -> Option<Self> {
         let kernel = |map| Self::Kernel { map, samples };
         let lara = |weighting, at, noise| Self::Lara { landmarks: samples, weighting, at, noise };
@@ -133,10 +133,10 @@ impl Attention {
         })
     }
 
-    /// -> (batch, heads, queries, width)
+    /// Computes the attention -> (batch, heads, queries, width)
     ///
     /// # Errors
-    /// If the draws are for another attention or other shapes, or there are more landmarks than tokens.
+    /// If the draws are for another attention or other shapes, or if there are more landmarks than tokens.
     pub fn forward(&self, inputs: &Inputs, draws: &Draws) -> Result<Tensor> {
         match (self, draws) {
             (Self::Softmax, Draws::None) => softmax_attention(inputs),
@@ -165,9 +165,10 @@ fn softmax_attention(inputs: &Inputs) -> Result<Tensor> {
     softmax(&scaled.q().matmul(&scaled.k().t()?.contiguous()?)?)?.matmul(inputs.v())
 }
 
-/// `h_n = sum_m (phi_q_n . phi_k_m) v_m / max(sum_m phi_q_n . phi_k_m, floor)`, the sums over keys first.
+/// `h_n = sum_m (phi_q_n . phi_k_m) v_m / max(sum_m phi_q_n . phi_k_m, floor)`, summing over keys first.
 ///
-/// The floor is `eps` of the keys' weight for maps with negative products, and the least positive normal number for others.
+/// The floor is `eps` of the keys' weight for maps with negative products, and the smallest positive normal number for
+/// others.
 ///
 /// v: (batch, heads, keys, width) -> (batch, heads, queries, width)
 ///

@@ -1,12 +1,13 @@
-//! The references: one head, one query after another, as the papers' formulas read. Slow, generic over the float, and
-//! without the logarithms and maxima that keep the batched forms from overflowing.
+//! The references: one head, query by query, as the papers write the formulas. They are slow, generic over the float
+//! type, and lack the logarithms and maxima that keep the batched forms from overflowing.
 //!
-//! Queries, keys and values are slices of rows; a row of q and k has `d` numbers. RA and LARA scale q and k by d^(-1/4).
+//! Queries, keys and values are slices of rows; a row of q or k has `d` elements. RA and LARA scale q and k by
+//! d^(-1/4).
 
 use super::randomized::{Landmarks, crossing};
 use tidegate_model::mixers::rfa::naive::Float;
 
-/// Rows of numbers of one head.
+/// The rows of one head.
 #[derive(Clone, Copy, Debug)]
 pub struct Head<'a, F> {
     /// (queries, d)
@@ -31,7 +32,7 @@ fn plus<F: Float>(a: &[F], b: &[F]) -> Vec<F> {
     a.iter().zip(b).map(|(&a, &b)| a + b).collect()
 }
 
-/// `xi(x, w) = exp(w . x - |x|^2 / 2)`: xi(x, w) xi(y, w) has the mean exp(x . y) over standard normal w. It is also
+/// `xi(x, w) = exp(w . x - |x|^2 / 2)`. The mean of xi(x, w) xi(y, w) over standard normal w is exp(x . y). It is also
 /// N(w; x, I) / N(w; 0, I).
 pub fn xi<F: Float>(x: &[F], w: &[F]) -> F {
     (dot(w, x) - dot(x, x) / F::of(2.0)).exp()
@@ -50,7 +51,7 @@ impl<F: Float> Head<'_, F> {
         (0..self.width()).map(|i| if sum == F::of(0.0) { sum } else { column(i) / sum }).collect()
     }
 
-    /// q and k times d^(-1/4).
+    /// q and k, multiplied by d^(-1/4).
     fn scaled(&self) -> (Vec<F>, Vec<F>) {
         (scaled(self.q, self.d), scaled(self.k, self.d))
     }
@@ -73,9 +74,9 @@ impl<F: Float> Head<'_, F> {
         self.q.chunks_exact(self.d).flat_map(row).collect()
     }
 
-    /// RA (arXiv 2204.04667, section 3): for each sample and query, `k' ~ softmax(q . k)` by inverting the cumulative
-    /// probabilities at a uniform number, `w = q + k' + normal`, `sum_m xi(k_m, w) v_m / sum_m xi(k_m, w)`; the mean of the
-    /// samples.
+    /// RA (arXiv 2204.04667, section 3). For each sample and query, `k' ~ softmax(q . k)` by inverting the cumulative
+    /// probabilities at a uniform number, `w = q + k' + normal`, and `sum_m xi(k_m, w) v_m / sum_m xi(k_m, w)`; the
+    /// result is the mean of the samples.
     ///
     /// uniforms: (samples, queries); normals: (samples, queries, d) -> (queries, width)
     pub fn ra(&self, uniforms: &[F], normals: &[F]) -> Vec<F> {
@@ -106,7 +107,7 @@ impl<F: Float> Head<'_, F> {
         out
     }
 
-    /// `sum_c weight(n, c) xi(q_n, w_c) sum_m xi(k_m, w_c) v_m`, divided by the same with v = 1: self-normalised
+    /// `sum_c weight(n, c) xi(q_n, w_c) sum_m xi(k_m, w_c) v_m`, divided by the same sum with v = 1: self-normalized
     /// importance sampling (arXiv 2204.04667, section 3), the general form of RFA, LARA and RA.
     ///
     /// w: (samples, d) -> (queries, width)
@@ -122,7 +123,7 @@ impl<F: Float> Head<'_, F> {
         q.chunks_exact(self.d).enumerate().flat_map(row).collect()
     }
 
-    /// LARA's landmarks `mu_c = q~_c + k~_c` and the queries' parts `q~_c`, of scaled q and k: (C, d) each.
+    /// LARA's landmarks `mu_c = q~_c + k~_c`, and their query parts `q~_c`, from scaled q and k: (C, d) each.
     pub fn landmarks(&self, count: usize, at: Landmarks) -> (Vec<F>, Vec<F>) {
         let ((q, k), d) = (self.scaled(), self.d);
         let (of_queries, of_keys) = match at {
@@ -141,8 +142,8 @@ impl<F: Float> Head<'_, F> {
         (plus(&of_queries, &of_keys), of_queries)
     }
 
-    /// LARA with the balance heuristic (arXiv 2204.04667, section 4): `w_c = mu_c + normal_c`, and as weights
-    /// `alpha_c N(w_c; 0, I) / N(w_c; mu_c, I)` with `alpha_c = N(w_c; mu_c, I) / sum_c' N(w_c; mu_c', I)`.
+    /// LARA with the balance heuristic (arXiv 2204.04667, section 4): `w_c = mu_c + normal_c`, with weights
+    /// `alpha_c N(w_c; 0, I) / N(w_c; mu_c, I)`, where `alpha_c = N(w_c; mu_c, I) / sum_c' N(w_c; mu_c', I)`.
     ///
     /// normals: (C, d) -> (queries, width)
     pub fn lara_balance(&self, normals: &[F]) -> Vec<F> {
@@ -155,7 +156,7 @@ impl<F: Float> Head<'_, F> {
     /// LARA with query-specific weights (section 4): `alpha_nc = max(balance_c + t_nc - mean_c' t_nc', 1e-8)`,
     /// `t_nc = exp(q_n . q~_c) / sum_c' exp(q_n . q~_c')`.
     ///
-    /// normals: (C, d), zeros for samples at their proposals' means -> (queries, width)
+    /// normals: (C, d), or zeros to sample the means of the proposals -> (queries, width)
     pub fn lara(&self, normals: &[F], at: Landmarks) -> Vec<F> {
         let (d, count) = (self.d, normals.len() / self.d);
         let (q, _) = self.scaled();
@@ -183,18 +184,18 @@ impl<F: Float> Head<'_, F> {
     }
 }
 
-/// The rows of segment c: row i is in segment `i count / rows`, rounded down.
+/// Returns the rows of segment c. Row i is in segment `i count / rows`, rounded down.
 fn segment<F>(x: &[F], d: usize, count: usize, c: usize) -> Vec<&[F]> {
     let rows = x.len() / d;
     x.chunks_exact(d).enumerate().filter(|(i, _)| i * count / rows == c).map(|(_, row)| row).collect()
 }
 
-/// The middle rows of `count` segments. (count, d)
+/// The middle rows of `count` segments: (count, d)
 fn segment_middles<F: Float>(x: &[F], d: usize, count: usize) -> Vec<F> {
     (0..count).map(|c| segment(x, d, count, c)).flat_map(|of| of[of.len() / 2].to_vec()).collect()
 }
 
-/// Means of `count` segments. (count, d)
+/// The means of `count` segments: (count, d)
 pub fn segment_means<F: Float>(x: &[F], d: usize, count: usize) -> Vec<F> {
     let mean = |c: usize| {
         let of = segment(x, d, count, c);

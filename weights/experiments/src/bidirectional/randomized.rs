@@ -1,46 +1,47 @@
 //! Randomized attention and its linear form (Zheng, Wang and Kong 2022, arXiv 2204.04667), in log space.
 //!
-//! With q and k times d^(-1/4) and `xi(x, w) = exp(w . x - |x|^2 / 2)`, softmax attention is the mean of
-//! `f(w) = sum_m xi(k_m, w) v_m / sum_m xi(k_m, w)` over `w ~ p_n(w)`, a mixture over keys of N(q_n + k_m, I) with
-//! the attention's own probabilities, so that `p_n(w)` is as `N(w; 0, I) xi(q_n, w) sum_m xi(k_m, w)` (their section 3).
-//! RA samples `p_n`, RFA with positive features N(0, I), and LARA normals around landmarks; the last two divide by the sum
-//! of their importance weights.
+//! With q and k multiplied by d^(-1/4) and `xi(x, w) = exp(w . x - |x|^2 / 2)`, softmax attention is the mean of
+//! `f(w) = sum_m xi(k_m, w) v_m / sum_m xi(k_m, w)` over `w ~ p_n(w)`. This is a mixture over keys of N(q_n + k_m, I),
+//! weighted by the attention probabilities, so `p_n(w)` is proportional to `N(w; 0, I) xi(q_n, w) sum_m xi(k_m, w)`
+//! (section 3 of the paper). RA samples from `p_n`, RFA with positive features from N(0, I), and LARA from normals
+//! around landmarks; the last two divide by the sum of their importance weights.
 
 use candle_core::{D, Result, Tensor, bail};
 
 use super::features::half_square;
 use super::inputs::{Inputs, softmax};
 
-/// How LARA weights a landmark's sample for a query.
+/// How LARA weights the sample of a landmark for a query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Weighting {
     /// By the balance heuristic (Veach and Guibas 1995): the share of the sample's density that comes from its own landmark.
     Balance,
-    /// By the balance heuristic plus the query's preference among landmarks, `softmax_c(q_n . q~_c)` minus its mean, which
-    /// approximates the weights of least variance (their section 4). The authors' code takes that softmax over queries:
-    /// the correction then vanishes with their number, and a query's output depends on the others.
+    /// By the balance heuristic plus the query's preference among landmarks, `softmax_c(q_n . q~_c)` minus its mean,
+    /// which approximates the minimum-variance weights (section 4 of the paper). The authors' code takes this softmax
+    /// over queries instead: the correction then vanishes as their number grows, and a query's output depends on the
+    /// others.
     QuerySpecific,
 }
 
-/// Where LARA's landmarks `mu_c = q~_c + k~_c` are.
+/// Where LARA places its landmarks `mu_c = q~_c + k~_c`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Landmarks {
-    /// At the means of segments: the c-th of the queries with the c-th of the keys, as in the paper.
+    /// At the means of segments: the c-th segment of queries with the c-th segment of keys, as in the paper.
     Segments,
-    /// At the middle token of each segment, instead of the mean of all.
+    /// At the middle token of each segment, instead of the mean.
     Tokens,
-    /// At every pair of the mean of a segment of queries and the mean of one of keys, in [`crossing`] segments: `p_n` is a
+    /// At every pair of a mean of a query segment and a mean of a key segment, in [`crossing`] segments: `p_n` is a
     /// mixture around `q_n + k_m` for all keys, near or far.
     Crossed,
 }
 
-/// The least query-specific weight: the correction may be negative, and the logarithm needs a positive number.
+/// The minimum query-specific weight: the correction can be negative, and the logarithm needs a positive number.
 const LEAST_WEIGHT: f64 = 1e-8;
 
-/// RA: for each query `k' ~ softmax(q . k)` and `w ~ N(q + k', I)`, `f(w)` averaged over the samples. Unbiased.
+/// RA: for each query, `k' ~ softmax(q . k)` and `w ~ N(q + k', I)`; `f(w)` is averaged over the samples. Unbiased.
 ///
-/// uniforms: (batch, heads, samples, queries) in [0, 1), which choose k' by the cumulative
-/// probabilities; normals: (batch, heads, samples, queries, d) -> (batch, heads, queries, width)
+/// uniforms: (batch, heads, samples, queries) in [0, 1), which choose k' by its cumulative probabilities; normals:
+/// (batch, heads, samples, queries, d) -> (batch, heads, queries, width)
 ///
 /// # Errors
 /// If the shapes do not fit.
@@ -70,9 +71,11 @@ pub fn ra(inputs: &Inputs, uniforms: &Tensor, normals: &Tensor) -> Result<Tensor
     sum.map_or_else(|| bail!("ra: no samples"), |sum| sum / samples as f64)
 }
 
-/// The first key whose cumulative probability exceeds the uniform number, or the last key if rounding leaves none.
+/// Returns the first key whose cumulative probability exceeds the uniform number, or the last key if rounding leaves
+/// none.
 ///
-/// probabilities: (batch, heads, queries, keys); uniforms: (batch, heads, samples, queries) -> key indices u32, as uniforms
+/// probabilities: (batch, heads, queries, keys); uniforms: (batch, heads, samples, queries) -> key indices u32, in the
+/// shape of uniforms
 fn choose(probabilities: &Tensor, uniforms: &Tensor) -> Result<Tensor> {
     let (_, _, queries, keys) = probabilities.dims4()?;
     let samples = uniforms.dim(2)?;
@@ -93,8 +96,9 @@ fn choose(probabilities: &Tensor, uniforms: &Tensor) -> Result<Tensor> {
     Tensor::from_vec(places, uniforms.dims(), probabilities.device())
 }
 
-/// LARA: `C` landmarks `mu_c = q~_c + k~_c` (see [`Landmarks`]); one sample `w_c ~ N(mu_c, I)` each, or `mu_c` itself if the
-/// normals are zeros; all queries use all samples, weighted by `alpha_nc N(w_c; 0, I) / N(w_c; mu_c, I)` in [`estimate`].
+/// LARA: `C` landmarks `mu_c = q~_c + k~_c` (see [`Landmarks`]), each with one sample `w_c ~ N(mu_c, I)`, or `mu_c`
+/// itself if the normals are zeros. All queries use all samples, weighted by `alpha_nc N(w_c; 0, I) / N(w_c; mu_c, I)`
+/// in [`estimate`].
 ///
 /// normals: (batch, heads, C, d), C at most the number of queries and of keys -> (batch, heads, queries, width)
 ///
@@ -110,7 +114,7 @@ pub fn lara(inputs: &Inputs, normals: &Tensor, weighting: Weighting, at: Landmar
     let (of_queries, of_keys) = landmarks_of(&scaled, landmarks, at)?; // (batch, heads, C, d)
     let mu = (&of_queries + of_keys)?;
     let w = (&mu + normals)?;
-    // log N(w_c; mu_c', I) / N(w_c; 0, I): (batch, heads, C, C'); and summed over landmarks: (batch, heads, 1, C)
+    // log N(w_c; mu_c', I) / N(w_c; 0, I): (batch, heads, C, C'); then summed over landmarks: (batch, heads, 1, C)
     let densities = w.matmul(&mu.t()?.contiguous()?)?.broadcast_sub(&half_square(&mu)?.t()?)?;
     let together = densities.log_sum_exp(D::Minus1)?.unsqueeze(2)?;
     let log_weights = match weighting {
@@ -143,7 +147,8 @@ fn landmarks_of(scaled: &Inputs, count: usize, at: Landmarks) -> Result<(Tensor,
     })
 }
 
-/// Segments of queries and of keys whose pairs are `count` crossed landmarks: as equal as its divisors allow, keys never fewer.
+/// Returns the numbers of query and key segments whose pairs are `count` crossed landmarks. They are as equal as its
+/// divisors allow, with at least as many key segments.
 pub fn crossing(count: usize) -> (usize, usize) {
     let rows = (1..=count.isqrt()).rev().find(|&rows| count.is_multiple_of(rows)).unwrap_or(1);
     (rows, count / rows)
@@ -154,11 +159,12 @@ fn diagonal(like: &Tensor) -> Result<Tensor> {
     Tensor::eye(like.dim(D::Minus1)?, like.dtype(), like.device())?.broadcast_as(like.dims())
 }
 
-/// The estimate of RFA and LARA: samples `w`, the same for all queries, weighted by `weight_nc xi(q_n, w_c)
-/// sum_m xi(k_m, w_c)`, the weights divided by their sum. Constant weights and standard normal samples are RFA with
-/// positive features; a weight of 1 for a query's own sample of `p_n` and 0 for all others is RA.
+/// The estimate of RFA and LARA: samples `w`, shared by all queries, weighted by
+/// `weight_nc xi(q_n, w_c) sum_m xi(k_m, w_c)`, with the weights divided by their sum. Constant weights and standard
+/// normal samples give RFA with positive features; a weight of 1 for a query's own sample of `p_n` and 0 for all others
+/// gives RA.
 ///
-/// w: (batch, heads, C, d); log_weights: (batch, heads, queries or 1, C), constant if none
+/// w: (batch, heads, C, d); log_weights: (batch, heads, queries or 1, C), or `None` for constant weights
 /// -> (batch, heads, queries, width)
 ///
 /// # Errors
@@ -182,7 +188,7 @@ fn estimate_scaled(scaled: &Inputs, w: &Tensor, log_weights: Option<&Tensor>) ->
     softmax(&logs)?.matmul(&f)
 }
 
-/// The means of `count` nearly equal segments of the tokens: token i is in segment `i count / tokens`, rounded down.
+/// The means of `count` nearly equal segments of the tokens. Token i is in segment `i count / tokens`, rounded down.
 ///
 /// x: (batch, heads, tokens, d) -> (batch, heads, count, d)
 ///
@@ -195,14 +201,14 @@ pub fn segment_means(x: &Tensor, count: usize) -> Result<Tensor> {
     Tensor::cat(&means, 2)
 }
 
-/// The middle tokens of the segments of [`segment_means`]; of two, the later one.
+/// The middle tokens of the segments of [`segment_means`]; the later one of two.
 fn segment_middles(x: &Tensor, count: usize) -> Result<Tensor> {
     let middle = |(begin, end): (usize, usize)| x.narrow(2, usize::midpoint(begin, end), 1);
     let middles: Vec<Tensor> = segments(x.dim(2)?, count)?.into_iter().map(middle).collect::<Result<_>>()?;
     Tensor::cat(&middles, 2)
 }
 
-/// The first token of each segment, and the one after its last.
+/// The first token of each segment, and the token after its last.
 fn segments(tokens: usize, count: usize) -> Result<Vec<(usize, usize)>> {
     if count == 0 || count > tokens {
         bail!("landmarks: must be 1 to {tokens} segments, found {count}");

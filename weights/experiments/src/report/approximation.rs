@@ -1,4 +1,4 @@
-//! The error of random estimates of softmax attention against the number of samples.
+//! The error of random estimates of softmax attention by number of samples.
 
 use std::path::Path;
 
@@ -44,7 +44,7 @@ fn title(kind: &str) -> String {
     }
 }
 
-/// Estimators in the order of their rows, without the baseline.
+/// The estimators in the order of their rows, without the baseline.
 fn estimators<'a>(rows: &[&'a Row]) -> Vec<&'a str> {
     let mut names: Vec<&str> = Vec::new();
     for row in rows {

@@ -1,4 +1,5 @@
-//! Sequences classified by encoders, by mixer: the accuracies that show that the task was learned, and the speeds of training.
+//! Sequence classification with encoders, by mixer: the accuracies, which show whether the task was learned, and the
+//! training speeds.
 
 use std::path::Path;
 
@@ -11,18 +12,18 @@ use crate::scale::Kind;
 use crate::svg::{Axis, DotRow, Dots, Panel, Picture};
 use tidegate_weights::terminal::grouped;
 
-/// A task, in words.
+/// The description of a task.
 pub(super) struct Task {
     /// The name of its result file.
     pub(super) name: &'static str,
     title: &'static str,
     /// What is classified.
     subject: &'static str,
-    /// The guess of `settings.baselines` that an accuracy has to surpass.
+    /// The entry of `settings.baselines` that an accuracy must exceed.
     guess: &'static str,
-    /// The same in words.
+    /// The same entry in words.
     guessed: &'static str,
-    /// Baselines to set beside the accuracies, with what they are.
+    /// Baselines to list next to the accuracies, with descriptions.
     beside: &'static [(&'static str, &'static str)],
 }
 
@@ -56,7 +57,7 @@ pub(super) struct Row {
 struct Run {
     seed: u64,
     accuracy: f64,
-    /// Of the test sequences alone; seeds add their own.
+    /// The error due to the test sequences only; seeds add their own.
     #[serde(default)]
     standard_error: f64,
     loss: f64,
@@ -77,7 +78,8 @@ impl Row {
         self.seeds.iter().map(|seed| seed.sequences_per_second).collect()
     }
 
-    /// The standard error of the mean accuracy in percent: of the test sequences, which all seeds share, and of the seeds.
+    /// The standard error of the mean accuracy, in percent. It combines the error due to the test sequences, which all
+    /// seeds share, with that due to the seeds.
     fn standard_error(&self) -> f64 {
         let test = self.seeds.iter().map(|seed| 100.0 * seed.standard_error).fold(0.0, f64::max);
         let count = self.seeds.len() as f64;
@@ -86,7 +88,7 @@ impl Row {
         (test * test + seeds).sqrt()
     }
 
-    /// Whether the accuracy is above the task's guess by three standard errors. guess: in percent
+    /// Whether the accuracy exceeds the task's guess by three standard errors. guess: in percent
     fn learned(&self, guess: Option<f64>) -> bool {
         guess.is_none_or(|guess| self.mean() - 3.0 * self.standard_error() > guess)
     }
@@ -125,7 +127,7 @@ pub(super) fn section(task: &Task, path: &Path, record: &Record<Row>) -> Result<
     })
 }
 
-/// The accuracies that stand, if any, and the speeds.
+/// The panels of accuracies that count as learned, if any, and of speeds.
 fn panels(rows: &[&Row], guess: Option<f64>) -> Vec<Panel> {
     let panel = |title: &str, label: &str, rows: &[&Row], values: fn(&Row) -> Vec<f64>| {
         let dot = |row: &&Row| DotRow { label: row.mixer.clone(), color: color(&row.mixer), values: values(row) };

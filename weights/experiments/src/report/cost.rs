@@ -1,4 +1,4 @@
-//! Time per token and bytes of state against the tokens read so far.
+//! Time per token and bytes of state by number of tokens read so far.
 
 use std::path::Path;
 
@@ -107,7 +107,7 @@ fn states(rows: &[&Row]) -> Panel {
         let bytes = row.state_bytes as f64;
         Point { x: row.depth as f64, y: bytes, low: bytes, high: bytes }
     };
-    // A cache is allocated as a whole before anything is read.
+    // A cache is allocated in full before anything is read.
     let softmax: Vec<u64> = rows.iter().filter(|row| row.mixer == "softmax").map(|row| row.state_bytes).collect();
     let room = softmax.len() > 1 && softmax.iter().all(|bytes| *bytes == softmax[0]);
     let note = if room { "; of softmax: room for the longest text of the run" } else { "" };
@@ -119,7 +119,7 @@ fn states(rows: &[&Row]) -> Panel {
     })
 }
 
-/// A row for each mixer; in brackets its tokens per second divided by softmax's at that depth.
+/// One table row per mixer, with its tokens per second divided by softmax's at that depth in brackets.
 fn markdown(group: (Phase, u64), rows: &[&Row]) -> String {
     let mut depths: Vec<u64> = rows.iter().map(|row| row.depth).collect();
     depths.sort_unstable();

@@ -8,7 +8,7 @@ use crate::record::{Record, RecordError};
 use crate::scale::Kind;
 use crate::svg::{Axis, Lines, Panel, Picture, Point, Series};
 
-/// From few random vectors to many.
+/// Colors, from few random vectors to many.
 const COLORS: [&str; 7] = ["#d4a72c", "#e08855", "#cf222e", "#8250df", "#0969da", "#1b7c83", "#24292f"];
 
 pub(super) fn section(path: &Path, record: &Record<Row>) -> Result<Section, RecordError> {

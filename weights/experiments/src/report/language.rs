@@ -22,21 +22,21 @@ pub(super) struct Row {
     judged: Judged,
 }
 
-/// How a text is read: as a mixer was trained to, which judges it, or the other way.
+/// How a text is read during evaluation. A mixer is judged by the way that it was trained to read.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Judged {
-    /// The text in blocks of a context, each from an empty state.
+    /// In blocks of a context's length, each from an empty state.
     #[default]
     Loss,
-    /// The text as one stream, the state carried through it.
+    /// As one stream, with the state carried through it.
     StreamLoss,
 }
 
 impl Judged {
     const ALL: [Self; 2] = [Self::Loss, Self::StreamLoss];
 
-    /// In words, for headings.
+    /// The reading in words, for headings.
     fn reading(self) -> &'static str {
         match self {
             Self::Loss => "in blocks, each from an empty state",
@@ -65,13 +65,13 @@ impl Run {
 }
 
 impl Row {
-    /// One of the two losses, of every seed that has it.
+    /// One of the two losses, for every seed that has it.
     fn losses(&self, judged: Judged) -> Vec<f64> {
         self.seeds.iter().filter_map(|seed| seed.loss_of(judged)).collect()
     }
 
-    /// How far the mixer is above another in one loss, for each seed that both have. What a seed does to all mixers alike, such
-    /// as the order of the text, cancels.
+    /// How far the mixer is above another in one loss, for each seed that both have. Effects of a seed that all mixers
+    /// share, such as the order of the text, cancel out.
     fn above(&self, other: &Row, judged: Judged) -> Vec<f64> {
         let pair = |seed: &Run| {
             let same = other.seeds.iter().find(|found| found.seed == seed.seed)?;
@@ -128,7 +128,7 @@ fn seeds(rows: &[&Row]) -> String {
     }
 }
 
-/// The softmax that a mixer is compared with: the one trained to read as it was, or without one, that trained on blocks.
+/// The softmax that a mixer is compared with: the one trained to read the same way, or else the one trained on blocks.
 fn softmax<'a>(rows: &[&'a Row], judged: Judged) -> Option<&'a Row> {
     let named = |name: &str| rows.iter().copied().find(|row| row.mixer == name);
     let alike = match judged {
@@ -138,7 +138,7 @@ fn softmax<'a>(rows: &[&'a Row], judged: Judged) -> Option<&'a Row> {
     alike.or_else(|| named("softmax"))
 }
 
-/// The panels of final losses, then those of curves: blocks and streams are different tasks, and never share an axis.
+/// The panels of final losses, then those of curves. Blocks and streams are different tasks and never share an axis.
 fn panels(rows: &[&Row], unit: &str) -> Vec<Panel> {
     let mut panels: Vec<Panel> = Judged::ALL.into_iter().filter_map(|judged| finals(rows, judged, unit)).collect();
     for judged in Judged::ALL {
@@ -146,7 +146,7 @@ fn panels(rows: &[&Row], unit: &str) -> Vec<Panel> {
             let seeds: Vec<&[(f64, f64)]> = row.seeds.iter().map(|seed| &seed.curve[..]).collect();
             (row.mixer.clone(), curves::mean(&seeds))
         };
-        // A curve is of the loss that judges. One alone has nothing to be compared with.
+        // A curve shows the loss that judges the mixer. A single curve has nothing to be compared with.
         let curves: Vec<_> = rows.iter().filter(|row| row.judged == judged).map(curve).collect();
         if curves.len() == 1 && rows.len() > 1 {
             continue;
@@ -156,13 +156,13 @@ fn panels(rows: &[&Row], unit: &str) -> Vec<Panel> {
     panels
 }
 
-/// The panel of one final loss, of the mixers that have it; none if no mixer has.
+/// The panel of one final loss, for the mixers that have it; `None` if no mixer does.
 fn finals(rows: &[&Row], judged: Judged, unit: &str) -> Option<Panel> {
     let mut measured: Vec<(f64, &Row)> =
         rows.iter().filter_map(|&row| Some((mean(&row.losses(judged))?, row))).collect();
     measured.sort_by(|a, b| a.0.total_cmp(&b.0));
     let best = measured.first()?.0;
-    // A few that get lost would compress the differences of all others.
+    // A few far-off mixers would compress the differences between all others, so they are only named.
     let (near, far): (Vec<_>, Vec<_>) = measured.into_iter().partition(|(mean, _)| *mean <= curves::SHOWN * best);
     let dot = |&(_, row): &(f64, &Row)| DotRow {
         label: row.mixer.clone(),
@@ -195,7 +195,7 @@ fn markdown(rows: &[&Row], unit: &str) -> String {
     let above = |row: &Row, judged: Judged| {
         softmax(rows, row.judged).map_or_else(Vec::new, |softmax| row.above(softmax, judged))
     };
-    // Without a counterpart, last.
+    // Mixers without a counterpart come last.
     let rank = |row: &Row| mean(&above(row, row.judged)).unwrap_or(f64::INFINITY);
     let mut sorted = rows.to_vec();
     sorted.sort_by(|a, b| rank(a).total_cmp(&rank(b)));
@@ -228,13 +228,13 @@ fn markdown(rows: &[&Row], unit: &str) -> String {
     )
 }
 
-/// Whether there is a softmax trained on a stream.
+/// Whether one softmax was trained on a stream.
 fn controlled(rows: &[&Row]) -> bool {
     softmax(rows, Judged::StreamLoss).is_some_and(|row| row.judged == Judged::StreamLoss)
 }
 
-/// Which mixers are as good as others that have at least twice their state, in the loss that both were trained for: ahead in one
-/// seed or more. Empty if none is.
+/// Lists mixers that are as good as others with at least twice their state, in the loss that both were trained for,
+/// meaning ahead in at least one seed. Empty if there are none.
 fn as_good(rows: &[&Row]) -> String {
     let ahead = |a: &Row, b: &Row| a.above(b, a.judged).iter().any(|above| *above < 0.0);
     let smaller = |row: &&Row| {
@@ -254,7 +254,7 @@ fn as_good(rows: &[&Row]) -> String {
     format!("\n{reading}: {}.\n", found.join("; "))
 }
 
-/// Says that the mixers trained on a stream have no softmax trained likewise to compare with. Empty if they have.
+/// Notes that the mixers trained on a stream have no equally trained softmax to compare with. Empty if they do.
 fn uncontrolled(rows: &[&Row]) -> String {
     let stream = || rows.iter().filter(|row| row.judged == Judged::StreamLoss);
     let names: Vec<&str> = stream().map(|row| row.mixer.as_str()).collect();

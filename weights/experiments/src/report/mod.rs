@@ -29,11 +29,11 @@ Written by `tidegate-experiments report` from the JSON files beside it. `docs/ex
 `docs/papers.md` sets them beside published results.
 ";
 
-/// The experiments but for those on language models, in the order of the report.
+/// The experiments other than those on language models, in report order.
 const OTHERS: [&str; 8] =
     ["recipe", "approximation", "denominators", "listops", "passages", "cost", "translation", "translation-cost"];
 
-/// Why no report was written.
+/// Why a report could not be written.
 #[derive(Debug, thiserror::Error)]
 pub enum ReportError {
     /// A file cannot be read, written or parsed.
@@ -86,7 +86,7 @@ fn experiments(folder: &Path) -> Result<Vec<String>, RecordError> {
         let name = entry.map_err(RecordError::file(folder))?.file_name().to_string_lossy().into_owned();
         names.extend(name.strip_suffix(".json").map(String::from));
     }
-    // `None`: not a result file.
+    // `None` means that it is not a result file.
     let rank = |name: &str| {
         let other = || OTHERS.iter().position(|other| *other == name);
         if name.starts_with("language-") { Some(0) } else { Some(1 + other()?) }
@@ -96,7 +96,7 @@ fn experiments(folder: &Path) -> Result<Vec<String>, RecordError> {
     Ok(found.into_iter().map(|(_, name)| name).collect())
 }
 
-/// Reads one file; `interpret` makes its section, and takes the path for errors.
+/// Reads one file. `interpret` makes its section, and takes the path for use in errors.
 fn section<R: DeserializeOwned + serde::Serialize>(
     path: &Path,
     experiment: &str,
@@ -106,7 +106,7 @@ fn section<R: DeserializeOwned + serde::Serialize>(
     Ok((interpret(path, &record)?, origin(&record)))
 }
 
-/// Settings, command, machine and date.
+/// The settings, command, machine and date of a record.
 fn origin<R>(record: &Record<R>) -> String {
     let value = |value: &Value| match value {
         Value::String(text) => text.clone(),

@@ -1,4 +1,4 @@
-//! The shipped model's recipe: each change against the unchanged recipe, at equal time.
+//! The shipped model's recipe: each change compared with the unchanged recipe, at equal training time.
 
 use std::path::Path;
 
@@ -14,9 +14,9 @@ use tidegate_weights::terminal::grouped;
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(super) struct Row {
     variant: String,
-    /// By table: settings, or the name of a mixer.
+    /// The changes by table: settings, or the name of a mixer.
     changes: Map<String, Value>,
-    /// Processor time of a step, over that of the first variant.
+    /// Processor time per step, relative to the first variant.
     cost: f64,
     parameters: u64,
     steps: u64,
@@ -40,7 +40,7 @@ impl Row {
         above(&by_seed(self), &by_seed(other))
     }
 
-    /// `proj_dim 128`, ...
+    /// The changes in words: `proj_dim 128`, ...
     fn changed(&self) -> String {
         let plain = |value: &Value| value.as_str().map_or_else(|| value.to_string(), String::from);
         let each = |(name, value): (&String, &Value)| match value {
@@ -65,7 +65,7 @@ pub(super) fn section(path: &Path, record: &Record<Row>) -> Result<Section, Reco
     let Some(unchanged) = record.rows.iter().find(|row| row.changes.is_empty()) else {
         return Err(RecordError::malformed(path, "rows", "must have one without changes"));
     };
-    // A loss depends more on the seed, which decides what is read, than on most changes.
+    // A loss depends more on the seed, which determines what is read, than on most changes.
     let against = |row: &Row| mean(&row.above(unchanged)).unwrap_or(f64::INFINITY);
     let mut rows: Vec<&Row> = record.rows.iter().collect();
     rows.sort_by(|a, b| against(a).total_cmp(&against(b)));

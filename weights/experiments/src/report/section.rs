@@ -1,11 +1,11 @@
-//! What the reports of all experiments share: checks of rows, tables, colours and statistics.
+//! What the reports of all experiments share: checks of rows, tables, colors and statistics.
 
 use std::path::Path;
 
 use crate::record::RecordError;
 use crate::svg::Picture;
 
-/// The report on one file.
+/// The report section for one file.
 pub(super) struct Section {
     pub(super) title: String,
     pub(super) picture: Picture,
@@ -13,20 +13,21 @@ pub(super) struct Section {
     pub(super) text: String,
 }
 
-/// A Markdown table, the first column left-aligned and the others right-aligned.
+/// Makes a Markdown table. The first column is left-aligned, the others right-aligned.
 pub(super) fn table(headings: &[String], rows: &[Vec<String>]) -> String {
     let line = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
     let rule: Vec<String> = (0..headings.len()).map(|i| if i == 0 { "---" } else { "---:" }.into()).collect();
     line(headings) + &line(&rule) + &rows.iter().map(|row| line(row)).collect::<String>()
 }
 
-/// How far one row is above another, for each seed that both have. ours and theirs: each seed, and its value
+/// How far one row is above another, for each seed that both have. ours and theirs: (seed, value) pairs
 pub(super) fn above(ours: &[(u64, f64)], theirs: &[(u64, f64)]) -> Vec<f64> {
     let pair = |(seed, value): &(u64, f64)| Some(value - theirs.iter().find(|same| same.0 == *seed)?.1);
     ours.iter().filter_map(pair).collect()
 }
 
-/// Refuses a mixer or a variant that appears twice or has no seeds. key: what a row calls it; rows: each one's name and number of seeds
+/// Rejects a mixer or variant that appears twice or has no seeds. key: the name's key in a row; rows: the name and
+/// number of seeds of each row
 pub(super) fn each_once<'a>(
     path: &Path,
     key: &str,
@@ -54,7 +55,7 @@ pub(super) fn checked(path: &Path, field: &str, value: f64, allowed: impl Fn(f64
     }
 }
 
-/// A mixer or estimator has the same colour in every plot.
+/// The color of a mixer or estimator, the same in every plot.
 pub(super) fn color(name: &str) -> &'static str {
     match name {
         "softmax" => "#24292f",
@@ -84,19 +85,19 @@ pub(super) fn color(name: &str) -> &'static str {
     }
 }
 
-/// The mean, the least and the greatest value; none of an empty slice.
+/// The mean, lowest and highest value; `None` for an empty slice.
 pub(super) fn spread(values: &[f64]) -> Option<(f64, f64, f64)> {
     let low = values.iter().copied().fold(f64::INFINITY, f64::min);
     let high = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     (!values.is_empty()).then(|| (values.iter().sum::<f64>() / values.len() as f64, low, high))
 }
 
-/// The mean; none of an empty slice.
+/// The mean; `None` for an empty slice.
 pub(super) fn mean(values: &[f64]) -> Option<f64> {
     spread(values).map(|(mean, ..)| mean)
 }
 
-/// `1.780 (1.771 to 1.790)`, or the value itself if there is one.
+/// Formats `1.780 (1.771 to 1.790)`, or a single value by itself.
 pub(super) fn with_spread(values: &[f64], places: usize) -> String {
     match spread(values) {
         None => "-".into(),
@@ -105,7 +106,7 @@ pub(super) fn with_spread(values: &[f64], places: usize) -> String {
     }
 }
 
-/// Differences with their signs: `-0.018 (-0.026 to -0.002)`, or one alone if all are equal.
+/// Formats signed differences: `-0.018 (-0.026 to -0.002)`, or a single value if all are equal.
 pub(super) fn differences(values: &[f64], places: usize) -> String {
     spread(values).map_or_else(
         || "-".into(),

@@ -18,7 +18,7 @@ pub(super) struct Row {
     parameters: u64,
     /// For a conversation with the longest source and target.
     state_bytes: u64,
-    /// The part in use after a pair of mean length.
+    /// The part in use after a pair of average length.
     state_bytes_filled: Option<u64>,
     /// Sacrebleu's signature.
     bleu_signature: Option<String>,

@@ -1,4 +1,4 @@
-//! Decode speed and state of encoder-decoders against the source's length.
+//! Decode speed and state of encoder-decoders by source length.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! Compact weights with AVX2: half a step's rows at a time, eight of each group.
+//! Products with compact weights for AVX2: half of a step's rows at a time, eight of each group.
 
 use std::arch::x86_64::{
     __m256, __m256i, _mm_loadu_si128, _mm256_and_si256, _mm256_broadcastsi128_si256, _mm256_castsi256_ps,
@@ -41,7 +41,7 @@ impl Unpack for __m256 {
 
     #[inline(always)]
     unsafe fn widened(pairs: [__m256i; 2]) -> [Self; REGISTERS] {
-        // SAFETY: the machine has the set.
+        // SAFETY: the machine has AVX2.
         unsafe {
             let upper = _mm256_set1_epi32(0xffff_0000_u32.cast_signed());
             [
@@ -54,14 +54,14 @@ impl Unpack for __m256 {
     }
 }
 
-/// Rows of `x` against some panels.
+/// Multiplies rows of `x` by some panels.
 ///
 /// # Safety
 /// The machine has AVX2, FMA and F16C; rows and panels are in bounds, and no other thread accesses this part of `out`.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn run(x: &[f32], rows: Range<usize>, w: &Compact, panels: Range<usize>, out: Output<'_>) {
-    // Eight sums: for one row both parts, for two rows one part at a time. With the twelve of three rows the compiler moves sums to
-    // memory, and unpacked blocks are faster.
+    // Eight sums: both parts for one row, one part at a time for two rows. With the twelve sums of three rows, the
+    // compiler spills sums to memory, and unpacking blocks first is faster.
     // SAFETY: the caller's promise.
     unsafe {
         match rows.len() {

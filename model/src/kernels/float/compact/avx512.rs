@@ -1,4 +1,4 @@
-//! Compact weights with AVX-512: a step is three loads, two lookups in the table and four interleavings.
+//! Products with compact weights for AVX-512: a step takes three loads, two table lookups and four interleavings.
 
 use std::arch::x86_64::{
     __m512, __m512i, _mm_loadu_si128, _mm512_and_si512, _mm512_broadcast_i32x4, _mm512_castsi512_ps,
@@ -13,7 +13,7 @@ use super::product::{REGISTERS, Unpack, few};
 use crate::kernels::float::tile::tiles;
 use crate::kernels::panels::{Output, PANEL};
 
-/// Rows from which a panel is unpacked for many of them at once.
+/// The number of rows from which a panel is unpacked in blocks, each for many rows at once.
 const MANY: usize = 24;
 
 impl Unpack for __m512 {
@@ -44,7 +44,7 @@ impl Unpack for __m512 {
 
     #[inline(always)]
     unsafe fn widened(pairs: [__m512i; 2]) -> [Self; REGISTERS] {
-        // SAFETY: the machine has the set.
+        // SAFETY: the machine has AVX-512 F.
         unsafe {
             let upper = _mm512_set1_epi32(0xffff_0000_u32.cast_signed());
             [
@@ -57,10 +57,11 @@ impl Unpack for __m512 {
     }
 }
 
-/// Rows of `x` against some panels.
+/// Multiplies rows of `x` by some panels.
 ///
 /// # Safety
-/// The machine has AVX-512 F, BW, DQ and VL; rows and panels are in bounds, and no other thread accesses this part of `out`.
+/// The machine has AVX-512 F, BW, DQ and VL; rows and panels are in bounds, and no other thread accesses this part of
+/// `out`.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 pub(super) unsafe fn run(x: &[f32], rows: Range<usize>, w: &Compact, panels: Range<usize>, out: Output<'_>) {
     if rows.len() >= MANY {
@@ -69,7 +70,7 @@ pub(super) unsafe fn run(x: &[f32], rows: Range<usize>, w: &Compact, panels: Ran
     }
     for p in panels {
         tiles!(rows.clone(), |row, M| {
-            // SAFETY: the caller's promise. The first rows bring the panel.
+            // SAFETY: the caller's promise. The first rows prefetch the panel.
             unsafe { few::<__m512, M, 1>((x, row), (w, p), row == rows.start, out) };
         });
     }

@@ -1,9 +1,9 @@
-//! How compact weights lie in memory.
+//! The memory layout of compact weights.
 //!
-//! All panels are whole; the rows that pad the last one have any values. A panel is a sequence of steps of two columns, 192
-//! bytes each: 64 low bytes of either column, and 64 bytes with the codes of both, the first column's in the lower four bits.
-//! Within each 64 bytes the rows are in the order of [`place`], in which interleaving low and high bytes gives whole registers
-//! of neighbouring rows.
+//! All panels are full; the rows that pad the last one hold arbitrary values. A panel is a sequence of steps. A step
+//! holds two columns in 192 bytes: 64 low bytes for each column, then 64 bytes with the codes of both, the first
+//! column's in the lower four bits. Within each 64 bytes the rows are in the order of [`place`], so that interleaving
+//! low and high bytes yields whole registers of neighboring rows.
 
 use half::bf16;
 use rayon::prelude::*;
@@ -17,18 +17,18 @@ use crate::kernels::{Isa, multiversion};
 pub(super) const COLUMNS: usize = 2;
 /// Bytes of a step.
 pub(super) const STEP: usize = COLUMNS * PANEL + PANEL;
-/// Instead of a code, for a high byte that has none.
+/// Marks a high byte that has no code.
 const ESCAPE: u8 = 16;
-/// Of so many weights, one may be an escape: each costs about as much as one or two steps.
+/// At most one weight in this many may be an escape: each escape costs about as much as one or two steps.
 const RARE: usize = 512;
-/// About so many weights show which high bytes are frequent.
+/// The approximate number of weights sampled to find the frequent high bytes.
 const SAMPLE: usize = 1 << 18;
 
 /// A weight whose high byte has no code.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Escape {
     pub(super) column: u32,
-    /// The row in its panel.
+    /// The row within its panel.
     pub(super) row: u8,
     pub(super) high: u8,
 }
@@ -37,38 +37,39 @@ pub(super) struct Escape {
 #[derive(Debug)]
 pub(in super::super) struct Compact {
     pub(super) n: usize,
-    /// Whole steps.
+    /// A whole number of steps.
     pub(super) k: usize,
     /// The high byte of each code.
     pub(super) table: [u8; 16],
     stream: Lines,
-    /// Of each panel, by columns and rows.
+    /// The escapes of each panel, ordered by column, then row.
     escapes: Vec<Box<[Escape]>>,
 }
 
-/// The place of a row among the 64 bytes of a column: groups 2h and 2h + 1 take turns in bytes 8h to 8h + 7 of each sixteen.
+/// Returns the position of a row among the 64 bytes of a column: groups 2h and 2h + 1 alternate in bytes 8h to 8h + 7
+/// of each sixteen.
 pub(super) const fn place(row: usize) -> usize {
     let (group, lane) = (row / 16, row % 16);
     lane / 4 * 16 + group / 2 * 8 + lane % 4 * 2 + group % 2
 }
 
 impl Compact {
-    /// Packs matrices of `k` columns, stacked one below the other; `None` if they are not fit for it.
+    /// Packs matrices of `k` columns, stacked vertically; returns `None` if this format does not suit them.
     pub(in super::super) fn pack(parts: &[Rows<'_>], k: usize) -> Option<Self> {
         let n: usize = parts.iter().map(|part| part.len() / k).sum();
         let plain = n.next_multiple_of(GROUP) * k * size_of::<bf16>();
-        // A last panel of few rows may be padded with more than is saved.
+        // Padding a last panel of few rows may cost more than packing saves.
         if !k.is_multiple_of(COLUMNS) || panels::count(n) * (k / COLUMNS) * STEP >= plain {
             return None;
         }
         let rows = rows(parts, k);
         let packed = Self::coded(&rows, k, frequent(&rows, k)?);
-        // The sample may have missed some.
+        // The sample may have missed rare high bytes.
         let escapes: usize = packed.escapes.iter().map(|panel| panel.len()).sum();
         (escapes * RARE <= n * k).then_some(packed)
     }
 
-    /// Packs rows with given codes.
+    /// Packs rows with the given table of codes.
     pub(super) fn coded(rows: &[&[u8]], k: usize, table: [u8; 16]) -> Self {
         assert!(k.is_multiple_of(COLUMNS), "{k} columns are not whole steps");
         let (n, isa) = (rows.len(), Isa::detect());
@@ -84,28 +85,28 @@ impl Compact {
         Self { n, k, table, stream, escapes }
     }
 
-    /// n and k.
+    /// Returns n and k.
     pub(in super::super) fn shape(&self) -> (usize, usize) {
         (self.n, self.k)
     }
 
-    /// Bytes held.
+    /// Returns the number of bytes held.
     pub(in super::super) fn bytes(&self) -> usize {
         self.stream.bytes().len() + self.escapes.iter().map(|panel| size_of_val(&panel[..])).sum::<usize>()
     }
 
-    /// The steps of a panel.
+    /// Returns the steps of a panel.
     pub(super) fn panel(&self, p: usize) -> &[u8] {
         let len = self.k / COLUMNS * STEP;
         &self.stream.bytes()[p * len..(p + 1) * len]
     }
 
-    /// The escapes of a panel, by columns and rows.
+    /// Returns the escapes of a panel, ordered by column, then row.
     pub(super) fn escapes(&self, p: usize) -> &[Escape] {
         &self.escapes[p]
     }
 
-    /// One row, widened. out: (k)
+    /// Writes one row, widened to f32. out: (k)
     pub(in super::super) fn row(&self, row: usize, out: &mut [f32]) {
         let (p, row) = (row / PANEL, row % PANEL);
         let at = place(row);
@@ -124,15 +125,16 @@ impl Compact {
     }
 }
 
-/// The bytes of each row of matrices of `k` columns, stacked one below the other.
+/// Returns the bytes of each row of matrices of `k` columns, stacked vertically.
 pub(super) fn rows<'a>(parts: &[Rows<'a>], k: usize) -> Vec<&'a [u8]> {
     parts.iter().flat_map(|part| part.bytes.chunks_exact(k * size_of::<bf16>())).collect()
 }
 
-/// The sixteen most frequent high bytes in a sample of the rows; `None` if too many weights of it have others.
+/// Returns the sixteen most frequent high bytes in a sample of the rows, or `None` if too many sampled weights have
+/// others.
 fn frequent(rows: &[&[u8]], k: usize) -> Option<[u8; 16]> {
     let mut counts = [0usize; 256];
-    // An odd distance: heads have a power of two rows, which may differ by their place in the head.
+    // An odd stride: heads have a power of two rows, and rows may differ by their position in the head.
     let apart = (rows.len() * k / SAMPLE) | 1;
     for row in rows.iter().step_by(apart) {
         for number in row.as_chunks::<2>().0 {
@@ -156,13 +158,14 @@ const ROWS: [u8; PANEL] = {
 };
 
 multiversion! {
-    /// Writes a panel's steps, and adds its escapes in any order. rows: at most a panel; table: the high byte of each code
+    /// Writes a panel's steps and appends its escapes in any order. rows: at most a panel; table: the high byte of each
+    /// code
     fn pack_panel(rows: &[&[u8]], table: &[u8; 16], out: &mut [u8], escapes: &mut Vec<Escape>) = pack_panel_of;
 }
 
 #[inline(always)]
 fn pack_panel_of(rows: &[&[u8]], table: &[u8; 16], out: &mut [u8], escapes: &mut Vec<Escape>) {
-    // Rows that pad the panel have a code.
+    // Rows that pad the panel get a high byte that has a code, so they are no escapes.
     let mut block = [[u16::from(table[0]) << 8; PANEL]; PACKED];
     for (first, out) in (0..).step_by(PACKED).zip(out.chunks_mut(PACKED / COLUMNS * STEP)) {
         let steps = out.as_chunks_mut::<STEP>().0;
@@ -192,7 +195,7 @@ fn pack_panel_of(rows: &[&[u8]], table: &[u8; 16], out: &mut [u8], escapes: &mut
     }
 }
 
-/// Adds the escapes of a column.
+/// Appends the escapes of a column.
 #[cold]
 fn add_escapes(column: usize, codes: &[u8; PANEL], numbers: &[u16; PANEL], escapes: &mut Vec<Escape>) {
     let without = (0..PANEL).filter(|&at| codes[at] == ESCAPE);
@@ -200,8 +203,8 @@ fn add_escapes(column: usize, codes: &[u8; PANEL], numbers: &[u16; PANEL], escap
     escapes.extend(without.map(escape));
 }
 
-/// The code of each number's high byte, or [`ESCAPE`]. Comparing with each entry of the table takes a few instructions for
-/// all lanes of a register, where a lookup takes some for each number.
+/// Returns the code of each number's high byte, or [`ESCAPE`]. Comparing with every table entry takes a few
+/// instructions per register of numbers, whereas a lookup takes a few per number.
 #[inline(always)]
 fn codes(numbers: &[u16; PANEL], table: &[u8; 16]) -> [u8; PANEL] {
     let (mut high, mut codes) = ([0; PANEL], [ESCAPE; PANEL]);

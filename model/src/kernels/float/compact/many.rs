@@ -1,4 +1,5 @@
-//! Many rows of `x`: some columns of a panel at a time are unpacked into the first cache, as f32, and meet [`KEPT`] rows there.
+//! Products with many rows of `x`: a block of columns of a panel is unpacked into the L1 cache as f32 and multiplied
+//! there by up to [`KEPT`] rows.
 
 use std::ops::Range;
 
@@ -8,16 +9,16 @@ use crate::kernels::float::tile::tiles;
 use crate::kernels::panels::{self, Output, PANEL};
 use crate::kernels::vector::Vector;
 
-/// Columns that are unpacked at a time, 16 KiB in f32. With the sums of [`KEPT`] rows they fill a first cache of 32 KiB.
+/// Columns unpacked at a time, 16 KiB in f32. With the sums of [`KEPT`] rows they fill a 32 KiB L1 cache.
 const BLOCK: usize = 64;
-/// Most rows whose sums are kept from block to block.
+/// The most rows whose sums are kept from block to block.
 const KEPT: usize = 64;
 
 /// Columns in f32, one after another.
 #[repr(align(64))]
 struct Block([f32; BLOCK * PANEL]);
 
-/// A block that takes columns as they are unpacked. start: its first column
+/// A visitor that stores columns in a block as they are unpacked. start: the block's first column
 struct Unpacked<'a> {
     block: &'a mut Block,
     start: usize,
@@ -28,17 +29,18 @@ impl<V: Unpack> Visitor<V> for Unpacked<'_> {
     unsafe fn visit(&mut self, column: usize, part: usize, weights: [V; REGISTERS]) {
         for r in 0..REGISTERS {
             let to = (column - self.start) * PANEL + lane::<V>(part, r);
-            // SAFETY: the machine has the set of `V`, and the block room for the column, as `unpack` asserts.
+            // SAFETY: the machine has the instruction set of `V`, and the block has room for the column, as `unpack`
+            // asserts.
             unsafe { weights[r].store(self.block.0.as_mut_ptr().add(to)) };
         }
     }
 }
 
 impl Block {
-    /// Unpacks the next columns, whole steps.
+    /// Unpacks the next columns, a whole number of steps.
     ///
     /// # Safety
-    /// The machine has the set of `V`, and the panel these columns.
+    /// The machine has the instruction set of `V`, and the panel has these columns.
     #[inline(always)]
     unsafe fn unpack<V: Unpack, const P: usize>(&mut self, steps: &mut Steps<'_, V>, columns: Range<usize>) {
         assert!(columns.len() <= BLOCK, "unpack: a block");
@@ -48,11 +50,11 @@ impl Block {
     }
 }
 
-/// Adds some columns to the sums of `M` rows in `R` registers. x: the first row's first of these columns; sums: `M` rows of a
-/// panel
+/// Adds some columns' products to the sums of `M` rows in `R` registers. x: the first of these columns in the first
+/// row; sums: `M` rows of a panel
 ///
 /// # Safety
-/// The machine has the set of `V`; `M` rows of `columns` are readable at `x`, `k` apart.
+/// The machine has the instruction set of `V`; `M` rows of `columns` numbers are readable at `x`, `k` numbers apart.
 #[inline(always)]
 unsafe fn add<V: Vector, const M: usize, const R: usize>(
     x: *const f32,
@@ -62,7 +64,7 @@ unsafe fn add<V: Vector, const M: usize, const R: usize>(
     sums: &mut [[f32; PANEL]],
 ) {
     assert!(sums.len() == M && columns <= BLOCK && lane + R * V::LANES <= PANEL, "add: a tile");
-    // SAFETY: the block has these columns, and the sums as many rows.
+    // SAFETY: the assertion bounds the accesses to the block and the sums; the rest is the caller's promise.
     unsafe {
         let mut own = [[V::splat(0.0); R]; M];
         for m in 0..M {
@@ -90,10 +92,11 @@ unsafe fn add<V: Vector, const M: usize, const R: usize>(
     }
 }
 
-/// Rows of `x` against some panels, `R` registers of a panel at a time. `P`: the parts of a panel
+/// Multiplies rows of `x` by some panels, `R` registers of a panel at a time. `P`: the number of parts of a panel
 ///
 /// # Safety
-/// The machine has the set of `V`; rows and panels are in bounds, and no other thread accesses this part of `out`.
+/// The machine has the instruction set of `V`; rows and panels are in bounds, and no other thread accesses this part of
+/// `out`.
 #[inline(always)]
 pub(super) unsafe fn run<V: Unpack, const P: usize, const R: usize>(
     x: &[f32],
@@ -109,7 +112,7 @@ pub(super) unsafe fn run<V: Unpack, const P: usize, const R: usize>(
         for first in rows.clone().step_by(KEPT) {
             let sums = &mut kept[..KEPT.min(rows.end - first)];
             sums.fill([0.0; PANEL]);
-            // SAFETY: the machine has the set; rows and columns are inside `x` and the panel.
+            // SAFETY: the machine has the instruction set; rows and columns are inside `x` and the panel.
             unsafe {
                 let mut steps = Steps::<V>::new(w, p);
                 for start in (0..w.k).step_by(BLOCK) {

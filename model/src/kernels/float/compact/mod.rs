@@ -1,12 +1,14 @@
-//! bf16 in three quarters of the bytes, without loss.
+//! Lossless storage of bf16 weights in three quarters of the bytes.
 //!
-//! The high byte of a trained weight (the sign and seven bits of the exponent) is nearly always one of a few. A matrix has
-//! a table of the sixteen most frequent ones: the stream holds each weight's low byte and a code of four bits, 12 bits
-//! instead of 16. The rare weights with other high bytes are escapes, listed apart in the order of the stream.
+//! The high byte of a trained weight (the sign and seven bits of the exponent) is nearly always one of a few. Each
+//! matrix has a table of the sixteen most frequent high bytes, and its stream holds the low byte of each weight and a
+//! four-bit code: 12 bits instead of 16. The rare weights with other high bytes are escapes, listed separately in
+//! stream order.
 //!
-//! Few rows meet the weights as they are unpacked: memory bounds such a product, which so takes as much less time. For many
-//! rows, some columns at a time are unpacked into the first cache, and are not converted for every tile as plain bf16 is. Every sum
-//! is a chain over the columns in their order, whether it stays in a register or is kept from block to block.
+//! For few rows, weights are used as they are unpacked: such a product is memory-bound, so its time shrinks with the
+//! bytes. For many rows, a block of columns is unpacked once into the L1 cache, whereas plain bf16 is converted again
+//! for every tile. Each sum adds up the columns in order, whether it stays in a register or is kept from block to
+//! block.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -25,11 +27,11 @@ use crate::kernels::Isa;
 use crate::kernels::panels::{self, Output};
 pub(super) use format::Compact;
 
-/// Fewest weights of a matrix that is packed. Models of smaller ones stay in the caches: one row would still gain a sixth, but
-/// eight rows lose up to a fifth where two threads share a core (Intel Xeon).
+/// The fewest weights for which a matrix is packed. Models with smaller matrices stay in the caches: one row would
+/// still be a sixth faster, but eight rows would be up to a fifth slower where two threads share a core (Intel Xeon).
 const LEAST: usize = 1 << 20;
 
-/// Whether there is a kernel for this instruction set.
+/// Returns whether there is a kernel for this instruction set.
 #[cfg(target_arch = "x86_64")]
 fn has_kernel(isa: Isa) -> bool {
     isa != Isa::Plain
@@ -40,12 +42,12 @@ fn has_kernel(_: Isa) -> bool {
     false
 }
 
-/// Whether so many weights are read faster if packed.
+/// Returns whether a matrix of this many weights is read faster when packed.
 pub(super) fn pays(isa: Isa, weights: usize) -> bool {
     has_kernel(isa) && weights >= LEAST
 }
 
-/// Some of the rows of `x` against some panels of the weights.
+/// Multiplies some rows of `x` by some panels of the weights.
 ///
 /// # Safety
 /// Rows and panels are in bounds of `x`, `w` and `out`, and no other thread accesses this part of `out`.
@@ -59,7 +61,7 @@ pub(super) unsafe fn panels(
 ) {
     #[cfg(target_arch = "x86_64")]
     match isa {
-        // SAFETY: the machine has the set, and the rest is the caller's promise.
+        // SAFETY: the machine has the instruction set, and the rest is the caller's promise.
         Isa::Avx512 | Isa::Avx512Vnni => return unsafe { avx512::run(x, rows, w, panels, out) },
         // SAFETY: as above.
         Isa::Avx2 => return unsafe { avx2::run(x, rows, w, panels, out) },

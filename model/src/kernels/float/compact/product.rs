@@ -9,44 +9,45 @@ use crate::kernels::panels::{self, GROUP, Output, PANEL};
 use crate::kernels::prefetch::{LINE, prefetch};
 use crate::kernels::vector::Vector;
 
-/// Bytes by which the stream is asked for ahead. An Intel Xeon reads fastest at 3 to 6 KiB, and at two thirds of that speed if
-/// not asked. Not tuned for other processors.
+/// How many bytes ahead the stream is prefetched. An Intel Xeon reads fastest at 3 to 6 KiB, and at two thirds of that
+/// speed without prefetching. Not tuned for other processors.
 const AHEAD: usize = 6 << 10;
 
-/// Registers of a part of a column, one for each group of the panel.
+/// Registers that hold one part of a column, one for each group of the panel.
 pub(super) const REGISTERS: usize = PANEL / GROUP;
 
-/// A register that unpacks compact weights.
+/// A vector type that can unpack compact weights.
 ///
 /// # Safety
 /// As for [`Vector`].
 pub(super) trait Unpack: Vector {
     /// A register of bytes.
     type Bytes: Copy;
-    /// The table of high bytes.
+    /// Loads the table of high bytes.
     unsafe fn table(bytes: &[u8; 16]) -> Self::Bytes;
-    /// The low and the high byte of each weight of a step, as numbers of 16 bits in the order of `place`, of each column two
-    /// registers: of each group the lanes from `part * LANES` on, which are one register in f32. A step is readable at `at`, and
-    /// `part` is one of [`parts`].
+    /// Returns the low and high bytes of a step's weights, joined to 16-bit numbers in the order of `place`, in two
+    /// registers per column: of each group the lanes from `part * LANES` on, which fill one register in f32. A step is
+    /// readable at `at`, and `part` is less than [`parts`].
     unsafe fn pairs(at: *const u8, table: Self::Bytes, part: usize) -> [[Self::Bytes; 2]; COLUMNS];
-    /// A column in f32.
+    /// Widens a column to f32.
     unsafe fn widened(pairs: [Self::Bytes; 2]) -> [Self; REGISTERS];
 }
 
-/// Parts of a panel.
+/// Returns the number of parts of a panel: the f32 registers that hold one group.
 pub(super) const fn parts<V: Vector>() -> usize {
     GROUP / V::LANES
 }
 
-/// The first row in its panel of register `r` of a part.
+/// Returns the row, within the panel, of the first lane of register `r` of a part.
 pub(super) const fn lane<V: Vector>(part: usize, r: usize) -> usize {
     r * GROUP + part * V::LANES
 }
 
-/// Gives a part of a column the true values of the weights whose codes stand for others. A call, and in memory, so that the
-/// compiler keeps the sums in registers where there is nothing to correct.
+/// Writes the true values of the escaped weights into a part of a column. Works in memory and is never inlined, so that
+/// the compiler keeps the sums in registers where there is nothing to correct.
 ///
-/// weights: register after register; lanes: of a register; lows: the column's low bytes; escapes: the column's
+/// weights: register after register; lanes: lanes per register; lows: the column's low bytes; escapes: the column's
+/// escapes
 #[cold]
 #[inline(never)]
 fn correct(weights: &mut [f32; PANEL], lanes: usize, part: usize, lows: &[u8; PANEL], escapes: &[Escape]) {
@@ -59,7 +60,7 @@ fn correct(weights: &mut [f32; PANEL], lanes: usize, part: usize, lows: &[u8; PA
     }
 }
 
-/// Takes the escapes of a step, column by column. first: the step's first column
+/// Takes the escapes of a step off the list, column by column. first: the step's first column
 #[cold]
 #[inline(never)]
 fn take<'a>(escapes: &mut &'a [Escape], first: usize) -> [&'a [Escape]; COLUMNS] {
@@ -71,43 +72,48 @@ fn take<'a>(escapes: &mut &'a [Escape], first: usize) -> [&'a [Escape]; COLUMNS]
     taken
 }
 
-/// The column of the first escape; a column that no panel has without one.
+/// Returns the column of the first escape; if there is none, a column that no panel has.
 fn next(escapes: &[Escape]) -> usize {
     escapes.first().map_or(usize::MAX, |escape| escape.column as usize)
 }
 
-/// What visits the columns of a panel. A trait, because the compiler may call a closure instead of inlining it, and vector
-/// instructions outside a function with their set become calls too: four rows took 30 times as long.
+/// Visits the columns of a panel. A trait, because the compiler may call a closure instead of inlining it, and then
+/// vector instructions, outside a function that enables their instruction set, become calls too: four rows took 30
+/// times as long.
 ///
 /// # Safety
 /// As for [`Vector`]: methods are `#[inline(always)]`.
 pub(super) trait Visitor<V: Unpack> {
-    /// Takes a part of a column. part: counted from the first that is wanted
+    /// Visits one part of a column. part: counted from the first part requested
     unsafe fn visit(&mut self, column: usize, part: usize, weights: [V; REGISTERS]);
 }
 
-/// The steps of a panel, in their order.
+/// A cursor over the steps of a panel, in order.
 pub(super) struct Steps<'a, V: Unpack> {
     w: &'a Compact,
     p: usize,
     table: V::Bytes,
-    /// Those of the columns to come.
+    /// The escapes of the columns still to come.
     escapes: &'a [Escape],
 }
 
 impl<'a, V: Unpack> Steps<'a, V> {
+    /// Starts at the first step of panel `p`.
+    ///
     /// # Safety
-    /// The machine has the set of `V`.
+    /// The machine has the instruction set of `V`.
     #[inline(always)]
     pub(super) unsafe fn new(w: &'a Compact, p: usize) -> Self {
         // SAFETY: the caller's promise.
         Self { w, p, table: unsafe { V::table(&w.table) }, escapes: w.escapes(p) }
     }
 
-    /// Shows `visitor` some columns, in their order, and `P` parts of each from `part` on. ask: whether the panel is not in the cache
+    /// Passes some columns to `visitor`, in order, `P` parts of each from `part` on. ask: whether to prefetch, because
+    /// the panel is not in the cache
     ///
     /// # Safety
-    /// The machine has the set of `V`; the columns, whole steps, and the parts are the panel's.
+    /// The machine has the instruction set of `V`; the columns, a whole number of steps, and the parts are in the
+    /// panel.
     #[inline(always)]
     pub(super) unsafe fn columns<const P: usize>(
         &mut self,
@@ -119,7 +125,7 @@ impl<'a, V: Unpack> Steps<'a, V> {
             // The common loop has no test for escapes, and its sums stay in registers.
             let escape = next(self.escapes).min(columns.end) / COLUMNS * COLUMNS;
             for first in (first..escape).step_by(COLUMNS) {
-                // SAFETY: the step is the panel's, by the caller's promise.
+                // SAFETY: the step is in the panel, by the caller's promise.
                 unsafe {
                     let at = self.step(first, ask);
                     for i in 0..P {
@@ -156,10 +162,10 @@ impl<'a, V: Unpack> Steps<'a, V> {
         }
     }
 
-    /// Where the step of a column lies. ask: for the bytes that follow
+    /// Returns the address of the step of column `first`. ask: whether to prefetch the bytes that follow
     ///
     /// # Safety
-    /// The step is the panel's.
+    /// The step is in the panel.
     #[inline(always)]
     unsafe fn step(&self, first: usize, ask: bool) -> *const u8 {
         // SAFETY: the caller's promise.
@@ -184,7 +190,7 @@ impl<V: Unpack, const M: usize, const P: usize> Visitor<V> for Tile<V, M, P> {
     #[inline(always)]
     unsafe fn visit(&mut self, column: usize, part: usize, weights: [V; REGISTERS]) {
         for m in 0..M {
-            // SAFETY: the machine has the set of `V`, and the column is inside the rows of x.
+            // SAFETY: the machine has the instruction set of `V`, and the column is inside the rows of x.
             unsafe {
                 let x = V::splat(*self.x.add(m * self.k + column));
                 for r in 0..REGISTERS {
@@ -195,10 +201,10 @@ impl<V: Unpack, const M: usize, const P: usize> Visitor<V> for Tile<V, M, P> {
     }
 }
 
-/// `M` rows of `x` against `P` parts of a panel. x: the first row; ask: whether the panel is not in the cache
+/// Multiplies `M` rows of `x` by `P` parts of a panel. x: the first row; ask: whether to prefetch the panel
 ///
 /// # Safety
-/// The machine has the set of `V`; `M` rows are readable at `x`, and the parts are the panel's.
+/// The machine has the instruction set of `V`; `M` rows are readable at `x`, and the parts are in the panel.
 #[inline(always)]
 unsafe fn tile<V: Unpack, const M: usize, const P: usize>(
     x: *const f32,
@@ -220,10 +226,11 @@ unsafe fn tile<V: Unpack, const M: usize, const P: usize>(
     }
 }
 
-/// `M` rows of `x`, from `row` on, against a panel, `P` parts at a time. ask: whether the panel is not in the cache
+/// Multiplies `M` rows of `x`, from `row` on, by a panel, `P` parts at a time. ask: whether to prefetch the panel
 ///
 /// # Safety
-/// The machine has the set of `V`; rows and panel are in bounds, and no other thread accesses this part of `out`.
+/// The machine has the instruction set of `V`; rows and panel are in bounds, and no other thread accesses this part of
+/// `out`.
 #[inline(always)]
 pub(super) unsafe fn few<V: Unpack, const M: usize, const P: usize>(
     (x, row): (&[f32], usize),

@@ -1,4 +1,4 @@
-//! Compact weights give the bits of plain ones, escapes included, and are refused where they would not pay.
+//! Compact weights give the same bits as plain ones, escapes included, and are refused where packing does not pay off.
 
 use half::bf16;
 use proptest::prelude::*;
@@ -10,7 +10,7 @@ use crate::kernels::float::{Packed, Rows, Type, product};
 use crate::kernels::products::{self, Weight};
 use crate::kernels::threads::Threads;
 
-/// Weights of nearly equal magnitudes, and their bytes; every `rare`-th has another one.
+/// Returns weights of nearly equal magnitude, and their bytes; every `rare`-th weight has another magnitude.
 fn weights(len: usize, seed: u32, rare: usize) -> (Vec<bf16>, Vec<u8>) {
     let mut all: Vec<bf16> = numbers(len, seed).iter().map(|v| bf16::from_f32((v + 0.01) * 0.1)).collect();
     let others = numbers(len, seed ^ 3);
@@ -111,7 +111,7 @@ fn weights_of_many_magnitudes_and_odd_columns_stay_plain() {
 
 #[test]
 fn a_matrix_whose_rows_differ_is_judged_by_all_of_them() {
-    // Of so many rows, every fifth is in the sample for the table.
+    // With this many rows, the sample for the table takes every fifth row.
     let (n, k) = (8192, 128);
     let (_, mut bytes) = weights(n * k, 7, 10_001);
     let pack = |bytes: &[u8]| Compact::pack(&[Rows { kind: Type::Bf16, bytes }], k);

@@ -1,5 +1,5 @@
-//! q4_0 and q4_k with AVX2: two registers are sixteen rows of weights, four columns of each. Sums stay in
-//! registers while a stretch of blocks is in the first cache.
+//! q4_0 and q4_k with AVX2: two registers hold sixteen rows of weights, four columns of each. Sums stay in registers
+//! while a range of blocks is in the L1 cache.
 
 use std::arch::x86_64::{
     __m256, __m256i, _mm_loadu_si128, _mm256_add_epi16, _mm256_add_epi32, _mm256_and_si256, _mm256_cvtepi32_ps,
@@ -15,16 +15,18 @@ use crate::kernels::prefetch::{LINE, Stretch};
 use crate::kernels::quantized::activations::{Activations, BlockSums};
 use crate::kernels::quantized::format::{BLOCK, FIRST_BYTES, Form, Kind, Panel, cached_blocks, tiles};
 
-/// Most rows of `x` in a tile: four sums and four products of sixteen registers.
+/// The most rows of `x` in a tile: four sums and four products, of sixteen registers.
 const ROWS: usize = 2;
-/// Rows of weights in a register.
+/// Rows of weights per register.
 const LANES: usize = 8;
 
-/// Integer products of R rows of `x` and sixteen rows of weights over 32 columns.
+/// Computes the integer products of R rows of `x` with sixteen rows of weights over 32 columns.
+///
+/// `HIGH`: the weights are in the high halves of bytes.
 ///
 /// # Safety
-/// R blocks of bytes and of their sums are readable at `x` and `block_sums`, and at `w` the words of the block, each `stride`
-/// bytes behind the last. `HIGH`: the weights are in the high halves of bytes.
+/// R blocks of bytes are readable at `x` and their sums at `block_sums`; the words of the weights' block are readable
+/// at `w`, `stride` bytes apart.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn products<F: Form, const R: usize, const HIGH: bool>(
@@ -48,7 +50,7 @@ unsafe fn products<F: Form, const R: usize, const HIGH: bool>(
             for (r, sums) in sums.iter_mut().enumerate() {
                 // SAFETY: the caller's promise: column + 4 <= 32 bytes of block r.
                 let x = _mm256_set1_epi32(unsafe { x.add(BLOCK * r + column).cast::<i32>().read_unaligned() });
-                // Sixteen products of the block are 16 * 15 * 127 at most, which 16 bits hold.
+                // Sixteen products add up to 16 * 15 * 127 at most, which fits into 16 bits.
                 sums[half] = _mm256_add_epi16(sums[half], _mm256_maddubs_epi16(weights, x));
             }
         }
@@ -92,7 +94,7 @@ unsafe fn add<F: Form, const R: usize>(
     }
 }
 
-/// Sixteen f16 numbers.
+/// Loads sixteen f16 numbers.
 ///
 /// # Safety
 /// 32 bytes are readable.
@@ -104,10 +106,10 @@ unsafe fn halves(at: *const u8) -> [__m256; 2] {
     [load(0), load(2 * LANES)]
 }
 
-/// The eight scales and the eight minima of a q4_k block, a byte each: scales 0..4, 4..8, minima 0..4, 4..8.
+/// Returns the eight scales and eight minima of a q4_k block, a byte each: scales 0..4, 4..8, minima 0..4, 4..8.
 ///
 /// # Safety
-/// Three words of 8 rows are readable at `at`, each `stride` bytes behind the last.
+/// Three words of 8 rows are readable at `at`, `stride` bytes apart.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn six_bits(at: *const u8, stride: usize) -> [__m256i; 4] {
@@ -124,11 +126,11 @@ unsafe fn six_bits(at: *const u8, stride: usize) -> [__m256i; 4] {
     ]
 }
 
-/// R rows of `x`, from `row` on, and sixteen of weights over some blocks: the sums start from `out`, or from 0 at
-/// block 0.
+/// Multiplies R rows of `x`, from `row` on, by sixteen rows of weights over some blocks. The sums start from `out`, or
+/// from 0 at block 0.
 ///
 /// # Safety
-/// As for `panel`; the rows and the group are in bounds, and the blocks are whole stored ones.
+/// As for `panel`; the rows and the group are in bounds, and the blocks are whole stored blocks.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn tile<F: Form, const R: usize>(
@@ -198,7 +200,7 @@ unsafe fn tile<F: Form, const R: usize>(
     }
     for (r, sums) in sums.iter().enumerate() {
         let mut lanes = [0.0f32; GROUP];
-        // SAFETY: sixteen numbers are written to sixteen.
+        // SAFETY: sixteen numbers are written to sixteen lanes.
         unsafe {
             _mm256_storeu_ps(lanes.as_mut_ptr(), sums[0]);
             _mm256_storeu_ps(lanes.as_mut_ptr().add(LANES), sums[1]);
@@ -208,17 +210,17 @@ unsafe fn tile<F: Form, const R: usize>(
     }
 }
 
-/// A panel for some rows of `x`.
+/// Multiplies some rows of `x` by a panel.
 ///
 /// # Safety
-/// The machine has AVX2, FMA and F16C. The rows are in `x`, whose columns are the panel's; `out` has them and the
-/// panel's columns, which no other thread accesses.
+/// The machine has AVX2, FMA and F16C. The rows are in `x`, which has as many columns as the panel; `out` has these
+/// rows and the panel's outputs, and no other thread accesses them.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn panel<F: Form>(x: &Activations, rows: Range<usize>, w: &Panel<'_>, out: Output<'_>) {
     let step = cached_blocks(F::KIND, w.width);
     for start in (0..w.blocks).step_by(step) {
         let blocks = start..w.blocks.min(start + step);
-        // All tiles together prefetch the blocks after these.
+        // Together, all tiles prefetch the blocks that follow.
         let chunk = step / F::KIND.parts() * F::KIND.block_bytes() * w.width;
         let asks = rows.len().div_ceil(ROWS) * (w.width / GROUP) * step;
         let at = w.bytes.as_ptr().wrapping_add((start / step + 1) * chunk);

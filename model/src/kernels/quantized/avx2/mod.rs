@@ -1,4 +1,5 @@
-//! AVX2: q8_0 in `whole_bytes`; q4_0 and q4_k in `half_bytes`, whose sums stay in registers, which is faster for one and two rows.
+//! AVX2: q8_0 in `whole_bytes`; q4_0 and q4_k in `half_bytes`, which keeps sums in registers and so is faster for one
+//! and two rows.
 
 mod half_bytes;
 mod whole_bytes;
@@ -9,11 +10,11 @@ use super::activations::Activations;
 use super::format::{Form, Kind, Panel};
 use crate::kernels::panels::Output;
 
-/// A panel for some rows of `x`.
+/// Multiplies some rows of `x` by a panel.
 ///
 /// # Safety
-/// The machine has AVX2, FMA and F16C. The rows are in `x`, whose columns are the panel's; `out` has them and the
-/// panel's columns, which no other thread accesses.
+/// The machine has AVX2, FMA and F16C. The rows are in `x`, which has as many columns as the panel; `out` has these
+/// rows and the panel's outputs, and no other thread accesses them.
 pub(super) unsafe fn panel<F: Form>(x: &Activations, rows: Range<usize>, w: &Panel<'_>, out: Output<'_>) {
     // SAFETY: the caller's promise.
     unsafe {

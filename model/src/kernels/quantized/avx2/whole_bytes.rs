@@ -1,7 +1,7 @@
-//! q8_0 with AVX2: a register is eight rows of weights, four columns of each.
+//! q8_0 with AVX2: a register holds eight rows of weights, four columns of each.
 //!
-//! A panel is read from its first byte to its last, block by block, and all rows of `x` meet a block before the next one. Several
-//! rows keep their sums in the first cache, a single row and a whole panel in registers.
+//! A panel is read from its first byte to its last, block by block, and all rows of `x` use a block before the next is
+//! read. Several rows keep their sums in the L1 cache; a single row with a whole panel keeps them in registers.
 
 use std::arch::x86_64::{
     __m256, __m256i, _mm_loadu_si128, _mm256_add_epi32, _mm256_and_si256, _mm256_cvtepi32_ps, _mm256_cvtph_ps,
@@ -16,26 +16,28 @@ use crate::kernels::prefetch::{LINE, prefetch, stream_ahead};
 use crate::kernels::quantized::activations::{Activations, BlockSums};
 use crate::kernels::quantized::format::{BLOCK, Kind, Panel};
 
-/// Rows of weights in a register.
+/// Rows of weights per register.
 const LANES: usize = 8;
-/// Registers of half a panel.
+/// Registers per half panel.
 const HALF: usize = PANEL / LANES / 2;
-/// Most rows of `x` in a tile: with two registers of weights eight products, which leaves room for the weights.
+/// The most rows of `x` in a tile: with two registers of weights, eight products, which leaves room for the weights.
 const ROWS: usize = 4;
-/// Most rows of `x` whose sums are kept from block to block: 16 KiB, half the first cache.
+/// The most rows of `x` whose sums are kept from block to block: 16 KiB, half of the L1 cache.
 const KEPT: usize = 64;
 
-/// A number for each row of a panel.
+/// One number for each row of a panel.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
 struct Lanes([f32; PANEL]);
 
-/// A block of `x` as numbers of 16 bits: the even columns, then the odd ones.
+/// A block of `x` as 16-bit numbers: the even columns, then the odd ones.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
 struct Pairs([i16; BLOCK]);
 
 impl Pairs {
+    /// Widens a block of bytes into `self`.
+    ///
     /// # Safety
     /// The machine has AVX2; 32 bytes are readable.
     #[inline]
@@ -73,12 +75,12 @@ struct Block {
     words: *const u8,
     /// Bytes from a word to the next one of the same row.
     stride: usize,
-    /// Bytes by which the words are asked for ahead, or 0.
+    /// How many bytes ahead the words are prefetched, or 0.
     ahead: usize,
 }
 
 impl Block {
-    /// Block `index` of the panel; asks for later scales.
+    /// Returns block `index` of the panel and prefetches later scales.
     fn new(w: &Panel<'_>, index: usize) -> Self {
         let (len, ahead) = (Kind::Q8_0.block_bytes() * w.width, stream_ahead(1));
         let (scales, words) = w.bytes[index * len..][..len].split_at(2 * w.width);
@@ -89,20 +91,20 @@ impl Block {
     }
 }
 
-/// Integer products of R rows of `x` and G registers of weights, an even number.
+/// Computes the integer products of R rows of `x` with G registers of weights, an even number.
 ///
 /// # Safety
-/// Rows and block are readable, G registers from `lane` on.
+/// The rows are readable, and so are G registers of the block from `lane` on.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn products<const R: usize, const G: usize>(x: &[Row; R], block: &Block, lane: usize) -> [[__m256i; G]; R] {
     let low = _mm256_set1_epi16(255);
     let mut sums = [[_mm256_setzero_si256(); G]; R];
     for r in 0..R {
-        // SAFETY: the caller's promise. The weights are stored plus 128.
+        // SAFETY: the caller's promise. The weights are stored with an offset of 128.
         sums[r] = [_mm256_set1_epi32(unsafe { (*x[r].sums).negative } << 7); G];
     }
-    // A single row needs the words soon, and asks for them in their order; several rows ask for what they use.
+    // A single row needs the words soon and prefetches them in order; several rows prefetch what they use.
     let asked = match (block.ahead > 0, R) {
         (false, _) => 0..0,
         (true, 1) => 0..if lane == 0 { block.stride } else { 0 },
@@ -112,9 +114,10 @@ unsafe fn products<const R: usize, const G: usize>(x: &[Row; R], block: &Block, 
         for line in asked.clone().step_by(LINE) {
             prefetch(block.words.wrapping_add(block.ahead + word * block.stride + line));
         }
-        // The even columns as numbers of 16 bits, then the odd ones: a sum of two products of bytes may not fit into 16.
+        // The even columns as 16-bit numbers, then the odd ones: a sum of two products of bytes may not fit into 16
+        // bits.
         for odd in [false, true] {
-            // Two at a time: the compiler would load all first, and have no registers left for the products.
+            // Two at a time: otherwise the compiler loads all of them first and has no registers left for the products.
             for g in (0..G).step_by(2) {
                 let at = block.words.wrapping_add(word * block.stride + 4 * (lane + g * LANES));
                 let mut weights = [low; 2];
@@ -158,7 +161,7 @@ unsafe fn add<const R: usize, const G: usize>(x: &[Row; R], block: &Block, lane:
     }
 }
 
-/// R rows of `x` against a block, `WIDE` registers at a time or two.
+/// Multiplies R rows of `x` by a block, `WIDE` registers at a time, or two where fewer are left.
 ///
 /// # Safety
 /// The block and the rows are readable.
@@ -180,7 +183,7 @@ unsafe fn strips<const R: usize, const WIDE: usize>(x: &[Row; R], (block, width)
     }
 }
 
-/// R rows of `x` and G registers of weights, with sums in memory.
+/// Multiplies R rows of `x` by G registers of weights, with sums in memory.
 ///
 /// # Safety
 /// As for [`products`].
@@ -188,7 +191,7 @@ unsafe fn strips<const R: usize, const WIDE: usize>(x: &[Row; R], (block, width)
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn tile<const R: usize, const G: usize>(x: &[Row; R], block: &Block, lane: usize, sums: &mut [Lanes]) {
     assert!(sums.len() == R && lane + G * LANES <= PANEL, "tile: rows and lanes");
-    // SAFETY: the caller's promise, and lanes of the panel's, as was checked.
+    // SAFETY: the caller's promise, and the lanes are in the panel, as checked above.
     unsafe {
         let mut own = [[_mm256_setzero_ps(); G]; R];
         for r in 0..R {
@@ -205,7 +208,7 @@ unsafe fn tile<const R: usize, const G: usize>(x: &[Row; R], block: &Block, lane
     }
 }
 
-/// A panel for some rows of `x`.
+/// Multiplies some rows of `x` by a panel, with sums in memory.
 ///
 /// # Safety
 /// As for [`panel`].
@@ -233,7 +236,7 @@ unsafe fn many(x: &Activations, rows: Range<usize>, w: &Panel<'_>, out: Output<'
                         _ => strips::<4, 2>(&[row(r), row(r + 1), row(r + 2), row(r + 3)], of, sums),
                     }
                 }
-                // The first rows have brought the weights.
+                // The first rows have brought the weights into the cache.
                 block.ahead = 0;
             }
         }
@@ -244,7 +247,7 @@ unsafe fn many(x: &Activations, rows: Range<usize>, w: &Panel<'_>, out: Output<'
     }
 }
 
-/// A whole panel for one row of `x`.
+/// Multiplies one row of `x` by a whole panel, with sums in registers.
 ///
 /// # Safety
 /// As for [`panel`].
@@ -274,11 +277,11 @@ unsafe fn one(x: &Activations, row: usize, w: &Panel<'_>, out: Output<'_>) {
     unsafe { out.part(row, w.rows.clone()) }.copy_from_slice(&sums.0[..w.rows.len()]);
 }
 
-/// A panel for some rows of `x`.
+/// Multiplies some rows of `x` by a panel.
 ///
 /// # Safety
-/// The machine has AVX2, FMA and F16C. The rows are in `x`, whose columns are the panel's; `out` has them and the
-/// panel's columns, which no other thread accesses.
+/// The machine has AVX2, FMA and F16C. The rows are in `x`, which has as many columns as the panel; `out` has these
+/// rows and the panel's outputs, and no other thread accesses them.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn panel(x: &Activations, rows: Range<usize>, w: &Panel<'_>, out: Output<'_>) {
     // SAFETY: the caller's promise.

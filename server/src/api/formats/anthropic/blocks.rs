@@ -1,4 +1,4 @@
-//! The blocks of a message that is being generated: its thinking, its text, and its calls of tools.
+//! The blocks of a message that is being generated: its thinking, its text, and its tool calls.
 
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -7,7 +7,7 @@ use utoipa::ToSchema;
 use crate::api::run::answer::AnswerSplitter;
 use crate::api::run::tool_calls::Piece;
 
-/// A block, whole or at its beginning.
+/// A block, whole or as it begins.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 #[schema(as = AnthropicBlock)]
@@ -41,7 +41,7 @@ pub(in crate::api) enum BlockDelta {
     InputJson { partial_json: String },
 }
 
-/// A change to the block of this index.
+/// A change to the block at an index.
 #[derive(Debug)]
 pub(super) enum Change {
     Start(usize, Block),
@@ -54,7 +54,7 @@ pub(super) enum Change {
 pub(super) struct Blocks {
     splitter: AnswerSplitter,
     all: Vec<Block>,
-    /// The text of the input of the last block, if that is a call.
+    /// The input of the last block as JSON text, if the block is a tool call.
     input: String,
     open: bool,
 }
@@ -64,36 +64,36 @@ impl Blocks {
         Self { splitter, all: Vec::new(), input: String::new(), open: false }
     }
 
-    /// The beginning of the message. If there can be nothing but text, its block starts at once.
+    /// Begins the message. If it can hold only text, its block starts at once.
     pub(super) fn open(&mut self, out: &mut Vec<Change>) {
         if self.splitter.is_text() {
             self.start(Block::Text { text: String::new() }, out);
         }
     }
 
-    /// Adds text of the message.
+    /// Adds generated text to the message.
     pub(super) fn push(&mut self, text: &str, out: &mut Vec<Change>) {
         let pieces = self.splitter.push(text);
         self.take(pieces, out);
     }
 
-    /// The end of the message.
+    /// Ends the message.
     pub(super) fn finish(&mut self, out: &mut Vec<Change>) {
         let pieces = self.splitter.finish();
         self.take(pieces, out);
-        // Clients expect a text, be it empty.
+        // Clients expect a text block, even an empty one.
         if self.splitter.ends_with_text() && !matches!(self.all.last(), Some(Block::Text { .. })) {
             self.start(Block::Text { text: String::new() }, out);
         }
         self.stop(out);
     }
 
-    /// Whether the message is one or more complete calls.
+    /// Whether the message consists of one or more complete tool calls.
     pub(super) fn has_called(&self) -> bool {
         self.splitter.has_called()
     }
 
-    /// All blocks, after [`Self::finish`].
+    /// Returns all blocks. Call [`Self::finish`] first.
     pub(super) fn all(&self) -> &[Block] {
         &self.all
     }
@@ -141,7 +141,7 @@ impl Blocks {
         }
         let text = std::mem::take(&mut self.input);
         if let Some(Block::ToolUse { input, .. }) = self.all.last_mut() {
-            // The input of a call that was cut off is not an object, and is left empty.
+            // If a call was cut off, its input is not valid JSON and is left empty.
             *input = serde_json::from_str(&text).unwrap_or_default();
         }
         out.push(Change::Stop(self.all.len() - 1));

@@ -12,7 +12,7 @@ use crate::api::run::answer::AnswerSplitter;
 use crate::api::run::encoder::{Committed, EventEncoder, StreamEvent, to_json};
 use crate::engine::{Delta, Finish, FinishReason, StopCause};
 
-/// Tokens that a request took. Those of the prompt that were not computed are counted separately.
+/// The tokens that a request used. Prompt tokens that were not computed count only as `cache_read_input_tokens`.
 #[derive(Clone, Copy, Serialize, ToSchema)]
 #[schema(as = AnthropicUsage)]
 #[expect(clippy::struct_field_names, reason = "the names are the format's")]
@@ -64,7 +64,7 @@ pub(in crate::api) struct Message<'a> {
     usage: Usage,
 }
 
-/// An event of a stream. Its type is also its name.
+/// An event of a stream. Its type is also the event's name.
 #[derive(Serialize, ToSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 #[schema(as = AnthropicEvent)]
@@ -196,11 +196,11 @@ pub(in crate::api) struct ErrorDetails<'a> {
     #[serde(rename = "type")]
     kind: &'static str,
     message: &'a str,
-    /// The parameter at fault, if it is one: an addition to Anthropic's format.
+    /// The parameter at fault, if the error is about one: an addition to Anthropic's format.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     param: Option<&'a str>,
-    /// What is wrong, for programs: an addition to Anthropic's format.
+    /// What is wrong, for programs to read: an addition to Anthropic's format.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     code: Option<&'a str>,

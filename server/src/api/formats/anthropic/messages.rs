@@ -1,4 +1,4 @@
-//! The messages and tools of a request, as chat templates take them.
+//! Converts the messages and tools of a request to the form that chat templates take.
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -32,13 +32,13 @@ pub(in crate::api) struct ToolChoice {
     #[serde(rename = "type")]
     #[schema(pattern = "^(auto|any|tool|none)$")]
     kind: String,
-    /// The tool to call; needed with the type `tool`.
+    /// The tool to call; required with the type `tool`.
     name: Option<String>,
     /// Default: true.
     disable_parallel_tool_use: Option<bool>,
 }
 
-/// One message: a text, or blocks.
+/// One message: a text, or an array of blocks.
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(as = AnthropicInputMessage)]
 pub(in crate::api) struct InputMessage {
@@ -48,7 +48,7 @@ pub(in crate::api) struct InputMessage {
     content: Option<InputContent>,
 }
 
-/// A string, or blocks.
+/// A string, or an array of blocks.
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(as = AnthropicContent)]
 #[serde(untagged, expecting = "expected a string or an array of blocks")]
@@ -57,26 +57,26 @@ enum InputContent {
     Blocks(Vec<Block>),
 }
 
-/// A block of a message: a text, a call of a tool in an assistant's message, or the result of one in a user's. The thinking
-/// of an assistant is accepted, and left out: models do not read the reasoning of earlier answers.
+/// A block of a message: a text, a tool call in an assistant's message, or a tool result in a user's message. An
+/// assistant's thinking is accepted, but left out: models do not read the reasoning of earlier answers.
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(as = AnthropicInputBlock)]
 struct Block {
     #[serde(rename = "type")]
     #[schema(pattern = "^(text|tool_use|tool_result|thinking|redacted_thinking)$")]
     kind: String,
-    /// Of a text.
+    /// Only in a text block.
     text: Option<String>,
-    /// Of a call.
+    /// Only in a tool call.
     id: Option<String>,
-    /// Of a call.
+    /// Only in a tool call.
     name: Option<String>,
-    /// Of a call.
+    /// Only in a tool call.
     #[schema(value_type = Option<Object>)]
     input: Option<Map<String, Value>>,
-    /// Of a result: the id of its call.
+    /// Only in a tool result: the id of its call.
     tool_use_id: Option<String>,
-    /// Of a result: a string, or blocks of text.
+    /// Only in a tool result: a string, or an array of text blocks.
     content: Option<Value>,
 }
 
@@ -84,10 +84,10 @@ fn invalid(param: &str, message: impl Into<String>) -> ApiError {
     ApiError::invalid(Some(param), message)
 }
 
-/// The tools of a request; none if nothing may be called.
+/// Reads the tools of a request; returns `None` if the answer may not call any.
 pub(super) fn tools(tools: Vec<Tool>, choice: Option<ToolChoice>) -> Result<Option<Tools>, ApiError> {
     let tools = tools.into_iter().enumerate().map(|(at, tool)| tool.convert(at)).collect::<Result<Vec<_>, _>>()?;
-    // By default an answer makes one call.
+    // By default, an answer makes at most one call.
     let parallel =
         choice.as_ref().and_then(|choice| choice.disable_parallel_tool_use).is_some_and(|disabled| !disabled);
     Tools::new(tools, choice.map(ToolChoice::convert).transpose()?, parallel)
@@ -125,9 +125,9 @@ impl ToolChoice {
     }
 }
 
-/// The system prompt and the messages, in this order.
+/// Converts the system prompt and the messages, in this order.
 pub(super) fn messages(system: Option<Content>, given: Vec<InputMessage>) -> Result<Vec<Message>, ApiError> {
-    // A system prompt alone is no conversation.
+    // A system prompt alone is not a conversation.
     if given.is_empty() {
         return Ok(Vec::new());
     }
@@ -146,7 +146,7 @@ fn message(role: &str, content: String) -> Message {
 }
 
 impl InputMessage {
-    /// Adds the message to `messages`. Results of calls are messages of their own, before the rest.
+    /// Adds the message to `messages`. Tool results become separate messages, before the rest.
     fn convert(self, at: usize, messages: &mut Vec<Message>) -> Result<(), ApiError> {
         let refused = |message: String| Err(invalid("messages", message));
         let role = self.role.as_str();

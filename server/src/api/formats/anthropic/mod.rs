@@ -1,4 +1,4 @@
-//! `/v1/messages` in Anthropic's format: messages in, one message of text and calls of tools out.
+//! `/v1/messages` in Anthropic's format: messages in, one message with text and tool calls out.
 
 mod blocks;
 mod encoder;

@@ -32,7 +32,7 @@ json_schemas! {
     };
 }
 
-/// The grammar that the two fields ask for, at most one of them.
+/// Returns the grammar that the two fields ask for; refuses a grammar in both.
 pub(super) fn grammar(config: Option<Value>, format: Option<Value>) -> Result<Option<GrammarRequest>, ApiError> {
     let configured = match config {
         Some(config) => {

@@ -32,7 +32,7 @@ const NAMES: ParameterNames = ParameterNames {
     repetition_penalty: "repetition_penalty",
 };
 
-/// A request for a message as Anthropic defines it. A field that is null counts as absent.
+/// A request for a message, as Anthropic defines it. A field that is null counts as absent.
 #[derive(Debug, Deserialize, ToSchema)]
 pub(in crate::api) struct MessagesRequest {
     /// The model's name, as in `/v1/models`.
@@ -43,7 +43,7 @@ pub(in crate::api) struct MessagesRequest {
     messages: Option<Vec<InputMessage>>,
     /// The system prompt.
     system: Option<Content>,
-    /// Most tokens to generate.
+    /// Maximum number of tokens to generate.
     #[schema(required, value_type = schemas::MaxTokens)]
     max_tokens: Option<u64>,
     /// Texts that end the answer; they are not part of it.
@@ -67,7 +67,8 @@ pub(in crate::api) struct MessagesRequest {
     tool_choice: Option<ToolChoice>,
     /// Whether a model that can reason does so before it answers. Default: what the chat template does.
     thinking: Option<Thinking>,
-    /// The JSON schema that the answer must follow, as `format`. With tools, an answer is a call or follows the schema.
+    /// The JSON schema that the answer must follow, in `format`. With tools, an answer is a tool call or follows the
+    /// schema.
     #[schema(value_type = Option<OutputConfigField>)]
     output_config: Option<Value>,
     /// The older name of `output_config.format`.
@@ -79,8 +80,8 @@ pub(in crate::api) struct MessagesRequest {
     rest: BTreeMap<String, Value>,
 }
 
-/// Whether the model reasons, for chat templates that ask `enable_thinking`. Other fields, such as `budget_tokens`, are
-/// ignored.
+/// Whether the model reasons, for chat templates that read `enable_thinking`. Other fields, such as `budget_tokens`,
+/// are ignored.
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(as = AnthropicThinking)]
 struct Thinking {
@@ -90,8 +91,9 @@ struct Thinking {
 }
 
 impl Thinking {
-    /// The variables of the template. has_place: whether the answer may begin with reasoning, which Anthropic's API refuses
-    /// before a call that is forced; a text that is continued would follow the tag
+    /// Returns the template's variables. `has_place` says whether the answer may begin with reasoning. It may not if it
+    /// must call a tool, where Anthropic's API refuses reasoning, or if it continues a text, which would follow the tag
+    /// that opens the reasoning.
     fn variables(&self, served: &Served, has_place: bool) -> Result<Map<String, Value>, ApiError> {
         let wants = match self.kind.as_str() {
             "enabled" | "adaptive" => true,
@@ -141,7 +143,7 @@ fn invalid(param: &str, message: impl Into<String>) -> ApiError {
 }
 
 impl MessagesRequest {
-    /// How many tokens the model would read, and the fields that have no effect.
+    /// Returns the number of tokens that the model would read, and the fields that have no effect.
     pub(super) fn count_tokens(mut self, served: &Served) -> Result<(usize, Ignored), ApiError> {
         let ignored = self.check()?;
         served.check_name(self.model.as_deref().unwrap_or_default(), Some("model"))?;
@@ -150,8 +152,8 @@ impl MessagesRequest {
         Ok((prompts.iter().map(Vec::len).sum(), ignored))
     }
 
-    /// The messages, the tools that the answer may call, and the grammar that it must follow. The answer continues the last message if
-    /// that is the assistant's.
+    /// Returns the prompt, the tools that the answer may call, and the grammar that it must follow. The answer
+    /// continues the last message if that is the assistant's.
     fn prompt(&mut self, served: &Served) -> Result<(Prompt, Option<Tools>, Option<GrammarRequest>), ApiError> {
         let tools = tools(self.tools.take().unwrap_or_default(), self.tool_choice.take())?;
         let mut messages = messages(self.system.take(), self.messages.take().unwrap_or_default())?;

@@ -22,7 +22,7 @@ use crate::engine::{Delta, Finish, FinishReason, StopCause};
 literals!(ChatCompletion = "chat.completion", ChatCompletionChunk = "chat.completion.chunk");
 
 openai_object! {
-    /// One answer, or several.
+    /// A response with one or more answers.
     Chat, ChatCompletion, Choice
 }
 
@@ -109,16 +109,16 @@ pub(in crate::api) struct ChatEncoder {
     options: ResponseOptions,
     /// Whether the whole messages are needed at the end.
     collect: bool,
-    /// Whether answers have their mean log probabilities.
+    /// Whether the response has the mean log probability of each answer.
     means: bool,
     names: TokenNames,
     /// The prompt's ids, if asked for.
     prompt: Option<Vec<u32>>,
     texts: Vec<PartialMessage>,
     committed: Committed,
-    /// Whether the response states how long its texts took.
+    /// Whether the response has timings.
     timed: bool,
-    /// What has been used up to now.
+    /// The tokens used so far.
     so_far: TokenUsage,
     usage: UsageField,
 }
@@ -167,12 +167,12 @@ impl ChatEncoder {
         out.extend(pieces.map(chunk));
     }
 
-    /// The log probabilities of a piece.
+    /// Returns the log probabilities of a piece; `None` if it has none.
     fn logprobs(&self, tokens: Vec<AlignedToken>) -> Option<ChatLogprobs> {
         Some(ChatLogprobs::of(tokens, &self.names)).filter(|logprobs| !logprobs.is_empty())
     }
 
-    /// Sends a piece, and collects its log probabilities for the whole message.
+    /// Sends a piece. If the whole message is needed, adds the piece's log probabilities to it.
     fn send_piece(&mut self, choice: ChunkChoice, committed: &Committed, out: &mut Vec<StreamEvent>) {
         out.push(self.chunk(&choice, committed));
         let whole = self.texts[choice.index].logprobs.as_mut().filter(|_| self.collect);
@@ -190,7 +190,7 @@ impl PartialMessage {
         pieces
     }
 
-    /// The pieces that were held back until the end.
+    /// Returns the pieces that were held back until the end, and collects them if asked to.
     fn finish(&mut self, collect: bool) -> Vec<Piece> {
         let pieces = self.splitter.finish();
         self.collect(&pieces, collect);
@@ -228,7 +228,7 @@ impl EventEncoder for ChatEncoder {
         let aligned = message.aligner.as_mut().map(|aligner| aligner.push(&text, logprobs));
         let logprobs = aligned.and_then(|tokens| self.logprobs(tokens));
         let mut pieces = self.texts[index].push(&text, self.collect).into_iter().map(MessagePiece::from);
-        // Without ids there is nothing to send until there is text.
+        // Without token ids, there is nothing to send until there is text.
         let first = pieces.next();
         if first.is_some() || logprobs.is_some() || self.options.token_ids {
             let token_ids = self.options.token_ids.then_some(token_ids);

@@ -19,7 +19,7 @@ pub(super) struct Message {
     /// Null in a message that calls tools.
     #[schema(required)]
     pub(super) content: Option<String>,
-    /// What the model has written in `<think>…</think>` before its answer, if anything.
+    /// What the model wrote in `<think>…</think>` before its answer, if anything.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub(super) reasoning_content: Option<String>,
@@ -34,7 +34,7 @@ pub(super) struct Message {
 #[derive(Clone, Debug, Default, Serialize, ToSchema)]
 #[schema(as = ChatPiece)]
 pub(super) struct MessagePiece {
-    /// In the first piece.
+    /// Only in the first piece.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub(super) role: Option<Assistant>,
@@ -50,10 +50,10 @@ pub(super) struct MessagePiece {
     pub(super) tool_calls: Vec<ToolCall>,
 }
 
-/// A call of a tool, complete or a piece of it. Only the first piece has more than its index and arguments.
+/// A tool call, whole or a piece of one. Only the first piece has more than the index and arguments.
 #[derive(Clone, Debug, Default, Serialize, ToSchema)]
 pub(super) struct ToolCall {
-    /// The call's place in the message; pieces only.
+    /// The call's position in the message; only in pieces.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub(super) index: Option<usize>,
@@ -73,7 +73,7 @@ pub(super) struct Function {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub(super) name: Option<String>,
-    /// The text of a JSON object, or a piece of it.
+    /// A JSON object as text, or a piece of that text.
     pub(super) arguments: String,
 }
 
@@ -89,7 +89,7 @@ impl ToolCall {
 }
 
 impl MessagePiece {
-    /// A call of a tool, or a piece of one.
+    /// Returns a piece of a message that is a tool call, or a piece of one.
     fn call(call: ToolCall) -> Self {
         Self { tool_calls: vec![call], ..Self::default() }
     }

@@ -1,4 +1,4 @@
-//! The body of a request for chat, and its conversion.
+//! The body of a chat request, and its conversion.
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -17,39 +17,41 @@ use crate::api::request::{MaxTokens, ParameterNames, ValidRequest};
 use crate::api::run::encoder::{EventEncoder, StreamEvent};
 use crate::api::state::Served;
 
-/// The default of `max_tokens`. OpenAI has no bound for chat, where a text ends by itself: enough for an answer.
+/// The default for `max_tokens`. OpenAI sets no limit for chat, where a text ends by itself; this is enough for an
+/// answer.
 pub(in crate::api::formats) const DEFAULT_MAX_TOKENS: usize = 1024;
 
-/// What the messages of a turn are, if not only new ones.
+/// How the messages of a turn are read. By default, only new messages are allowed.
 #[derive(Clone, Copy, Debug, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub(in crate::api) enum History {
-    /// Messages to append as they are.
+    /// The messages are appended as they are.
     Append,
 }
 
 openai_turn! {
-    /// A request for chat. A field that is null counts as absent.
+    /// A chat request. A field that is null counts as absent.
     ChatRequest {
-        /// The conversation; with `session` or `state` only the new messages: answers among them are refused.
+        /// The conversation; with `session` or `state`, only the new messages: answers among them are refused.
         #[schema(min_items = 1, max_items = 10_000)]
         messages: Option<Vec<ChatMessage>>,
         /// `append`: with `session` or `state`, append the messages as they are, even if there are answers among them.
         history: Option<History>,
-        /// Most tokens to generate. Default: 1,024, or the server's limit if that is lower.
+        /// Maximum number of tokens to generate. Default: 1,024, or the server's limit if that is lower.
         #[schema(value_type = Option<schemas::MaxTokens>)]
         max_tokens: Option<u64>,
-        /// Whether the beginning of an answer follows the messages. Default: true, unless `continue_final_message` is.
+        /// Whether the prompt ends with the beginning of an answer. Default: true, unless `continue_final_message` is
+        /// true.
         add_generation_prompt: Option<bool>,
-        /// Whether the answer continues the last message, which must be a text of the assistant's. Default: false.
+        /// Whether the answer continues the last message, which must be a text from the assistant. Default: false.
         continue_final_message: Option<bool>,
-        /// Further variables for the checkpoint's chat template.
+        /// Additional variables for the checkpoint's chat template.
         #[schema(value_type = Option<Object>)]
         chat_template_kwargs: Option<Map<String, Value>>,
         /// The newer name of `max_tokens`, which it overrides.
         #[schema(value_type = Option<schemas::MaxTokens>)]
         max_completion_tokens: Option<u64>,
-        /// Whether to list log probabilities with each token. Default: false.
+        /// Whether to return the log probability of each token. Default: false.
         logprobs: Option<bool>,
         /// How many of the likeliest tokens to list with each token; only with `logprobs`. Default: 0.
         #[schema(maximum = 20)]
@@ -74,7 +76,7 @@ impl Format for ChatRequest {
         let choices = Choices::new(self.n, None, false)?;
         let logprobs = match (self.logprobs.unwrap_or(false), self.top_logprobs) {
             (true, top) => Some(logprobs::check("top_logprobs", top.unwrap_or(0))?),
-            // 0 asks for nothing.
+            // 0 means the same as no field.
             (false, None | Some(0)) => None,
             (false, Some(_)) => {
                 return Err(invalid("top_logprobs", "top_logprobs must be absent unless logprobs is true"));

@@ -1,4 +1,4 @@
-//! A prompt's own text in front of the generated one, and the places of the prompt's tokens in it.
+//! The prompt's text before the generated text (`echo`), and the positions of the prompt's tokens in it.
 
 use crate::api::formats::openai::logprobs::{CompletionLogprobs, TokenNames};
 use crate::api::request::ValidRequest;
@@ -10,13 +10,13 @@ use crate::text::Tokenizer;
 pub(super) struct Echo {
     pub(super) text: String,
     ids: Vec<u32>,
-    /// Whether the request gave the text. If it gave ids, special tokens have no text.
+    /// Whether the request gave the prompt as text. If it gave token ids, special tokens have no text.
     given: bool,
 }
 
 impl Echo {
-    /// The echoes of a request's prompts, whose texts are `given` unless they came as token ids. A character that a
-    /// prompt leaves incomplete is left to the text after it, if there is one.
+    /// Returns the echoes of a request's prompts. `given` has their texts, unless they came as token ids. If generated
+    /// text follows, it completes a character that a prompt leaves incomplete, so the echo leaves that out.
     pub(super) fn all(given: Vec<String>, request: &ValidRequest) -> Vec<Self> {
         let (tokenizer, follows) = (&request.served.tokenizer, request.max_tokens > 0);
         let mut given = given.into_iter();
@@ -30,7 +30,7 @@ impl Echo {
         request.prompts.iter().map(echo).collect()
     }
 
-    /// The log probabilities of the prompt's tokens.
+    /// Returns the log probabilities of the prompt's tokens.
     pub(super) fn logprobs(
         &self,
         logprobs: &[Option<TokenLogprobs>],
@@ -38,14 +38,14 @@ impl Echo {
         names: &TokenNames,
     ) -> CompletionLogprobs {
         let mut lists = CompletionLogprobs::new(names);
-        // The bytes and the characters of the text before the token.
+        // The length of the text before the token, in bytes and in characters.
         let (mut place, mut offset) = (0, 0);
         let mut detokenizer = tokenizer.vocabulary().detokenizer();
         for (token, logprobs) in self.ids.iter().zip(logprobs) {
             lists.push(*token, logprobs.clone(), offset);
             let mut characters = String::new();
             match tokenizer.special(*token).filter(|_| self.given) {
-                // A given text contains special tokens by name, but not those that the tokenizer put around it.
+                // A given text contains special tokens by name, but not those that the tokenizer added around it.
                 Some(name) if self.text.get(place..).is_some_and(|rest| rest.starts_with(name)) => {
                     characters.push_str(name);
                 }

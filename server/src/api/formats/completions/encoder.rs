@@ -22,7 +22,7 @@ use crate::text::Tokenizer;
 literals!(TextCompletion = "text_completion");
 
 openai_object! {
-    /// A text, or several.
+    /// A response with one or more texts.
     Completion, TextCompletion, Choice
 }
 
@@ -31,11 +31,11 @@ openai_object! {
     CompletionChunk, TextCompletion, Choice
 }
 
-/// One text, or a piece of it.
+/// A whole text, or a piece of one.
 #[derive(Debug, Default, Serialize, ToSchema)]
 #[schema(as = CompletionChoice)]
 struct Choice {
-    /// Counts the texts of all prompts: those of the first prompt come first.
+    /// The text's number among the texts of all prompts; those of the first prompt come first.
     index: usize,
     text: String,
     /// Null without `logprobs`.
@@ -48,7 +48,7 @@ struct Choice {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     stop_reason: Option<StopReason>,
-    /// With `return_token_ids`: the ids of the prompt, in a stream in its first chunk.
+    /// With `return_token_ids`: the ids of the prompt; in a stream, only in the text's first chunk.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     prompt_token_ids: Option<Vec<u32>>,
@@ -82,18 +82,18 @@ pub(in crate::api) struct CompletionEncoder {
     options: ResponseOptions,
     /// Whether the whole texts are needed at the end.
     collect: bool,
-    /// Whether texts have their mean log probabilities.
+    /// Whether the response has the mean log probability of each text.
     means: bool,
     choices: Choices,
     tokenizer: Arc<Tokenizer>,
     names: TokenNames,
-    /// One for each prompt, if they are echoed.
+    /// One for each prompt if prompts are echoed; otherwise empty.
     echoes: Vec<Echo>,
     texts: Vec<PartialText>,
     committed: Committed,
-    /// Whether the response states how long its texts took.
+    /// Whether the response has timings.
     timed: bool,
-    /// What has been used up to now.
+    /// The tokens used so far.
     so_far: TokenUsage,
     usage: UsageField,
 }
@@ -138,7 +138,7 @@ impl CompletionEncoder {
         }
     }
 
-    /// Makes a chunk of a piece, which is also collected for the whole text.
+    /// Makes a chunk from a piece. If the whole text is needed, adds the piece to it.
     fn chunk(&mut self, mut choice: Choice, committed: &Committed) -> StreamEvent {
         let text = &mut self.texts[choice.index];
         choice.prompt_token_ids = text.prompt.take();
@@ -177,7 +177,7 @@ impl CompletionEncoder {
             prompts.push(std::mem::replace(&mut self.texts, rest));
         }
         for mut texts in prompts {
-            // The sort is stable: equal texts keep their order.
+            // The sort is stable: texts with equal scores keep their order.
             texts.sort_by(|a, b| b.score.total_cmp(&a.score));
             self.texts.extend(texts.into_iter().take(returned));
         }
@@ -190,7 +190,7 @@ impl CompletionEncoder {
 impl EventEncoder for CompletionEncoder {
     fn start(&mut self, out: &mut Vec<StreamEvent>) {
         for index in 0..self.texts.len() {
-            // An echo with log probabilities is sent together with them.
+            // An echo with log probabilities is sent later, together with them.
             let Some(echo) = self.echo(index).filter(|_| self.texts[index].aligner.is_none()) else { continue };
             let token_ids = self.options.token_ids.then(Vec::new);
             let choice = Choice { index, text: echo.text.clone(), token_ids, ..Choice::default() };
@@ -216,7 +216,7 @@ impl EventEncoder for CompletionEncoder {
         self.so_far.completion += token_ids.len();
         let aligned = self.texts[index].aligner.as_mut().map(|aligner| aligner.push(&text, logprobs));
         let logprobs = aligned.and_then(|tokens| self.logprobs(tokens));
-        // Without ids there is nothing to send until there is text.
+        // Without token ids, there is nothing to send until there is text.
         if !text.is_empty() || logprobs.is_some() || self.options.token_ids {
             let token_ids = self.options.token_ids.then_some(token_ids);
             let choice = Choice { index, text, logprobs, token_ids, ..Choice::default() };
@@ -245,7 +245,7 @@ impl EventEncoder for CompletionEncoder {
         let text = &mut self.texts[index];
         (text.whole.finish_reason, text.whole.stop_reason) = (reason, stop_reason);
         (text.whole.timings, text.whole.mean_logprob) = (timings, mean_logprob);
-        // A text that was interrupted before its first token is not the likeliest.
+        // A text that was interrupted before its first token ranks last.
         text.score = finish.mean_logprob().unwrap_or(f64::NEG_INFINITY);
         self.committed = committed.clone();
     }

@@ -15,10 +15,10 @@ use crate::api::request::{MaxTokens, ParameterNames, ValidRequest};
 use crate::api::run::encoder::{EventEncoder, StreamEvent};
 use crate::api::state::Served;
 
-/// OpenAI's default of `max_tokens`.
+/// OpenAI's default for `max_tokens`.
 const DEFAULT_MAX_TOKENS: usize = 16;
 
-/// A prompt, or several.
+/// One prompt, or several.
 #[derive(Debug, Deserialize)]
 #[serde(untagged, expecting = "expected a string, an array of strings, an array of token ids, or an array of those")]
 pub(in crate::api) enum PromptField {
@@ -43,12 +43,12 @@ openai_turn! {
     /// A request for completions. A field that is null counts as absent.
     CompletionRequest {
         /// A string, token ids, or a list of either. Without it, `session` or `state` continues without new text. An
-        /// encoder-decoder translates it.
+        /// encoder-decoder model translates the prompt.
         prompt: Option<PromptField>,
-        /// Most tokens to generate. Default: 16, or the server's limit if that is lower.
+        /// Maximum number of tokens to generate. Default: 16, or the server's limit if that is lower.
         #[schema(value_type = Option<schemas::MaxTokens>)]
         max_tokens: Option<u64>,
-        /// Texts to generate for each prompt, of which the `n` likeliest are returned. Default: `n`.
+        /// How many texts to generate for each prompt; the `n` likeliest are returned. Default: `n`.
         #[schema(minimum = 1, maximum = 128)]
         best_of: Option<u64>,
         /// Whether the text begins with the prompt; not for translations. Default: false.
@@ -56,12 +56,12 @@ openai_turn! {
         /// How many of the likeliest tokens to list with each token. Default: no log probabilities.
         #[schema(maximum = 20)]
         logprobs: Option<u64>,
-        /// Whether the tokens that begin every text come before the prompt. Default: true.
+        /// Whether to add the special tokens that begin every text before the prompt. Default: true.
         add_special_tokens: Option<bool>,
     }
 }
 
-/// What the encoder needs to know of a request.
+/// What the encoder needs to know about a request.
 pub(in crate::api) struct Options {
     response: ResponseOptions,
     /// The prompts' texts, if they are echoed; empty if the prompts came as token ids.

@@ -1,4 +1,4 @@
-//! Logit biases as llama.cpp takes them: pairs of a token or a text and its bias, or an object of them.
+//! Logit biases as llama.cpp takes them: pairs of a token id or a text and its bias, or an object with these as keys.
 
 use std::collections::BTreeMap;
 
@@ -55,7 +55,7 @@ json_schemas! {
 }
 
 impl Biases {
-    /// The bias of each token: of several for one token the last.
+    /// Returns the bias of each token. If a token has several, the last one counts.
     pub(super) fn by_id(self, served: &Served) -> Result<BTreeMap<u32, f64>, ApiError> {
         let pairs = match self {
             Self::Pairs(pairs) => pairs,
@@ -91,7 +91,7 @@ impl Biases {
     }
 }
 
-/// A key that is a number is a token id.
+/// Reads a key: a number is a token id, anything else a text.
 fn target(key: String) -> Target {
     key.parse().map_or(Target::Text(key), Target::Id)
 }

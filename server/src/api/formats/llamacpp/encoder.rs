@@ -14,7 +14,7 @@ use crate::api::run::encoder::{Committed, EventEncoder, StreamEvent, to_json};
 use crate::engine::{Delta, Finish, FinishReason, StopCause, TokenLogprobs};
 use crate::text::Tokenizer;
 
-/// The speed of prefill (prompt) and decode (predicted).
+/// The speed of prefill (`prompt_…`) and decode (`predicted_…`).
 #[derive(Clone, Debug, Default, Serialize, ToSchema)]
 #[schema(as = LlamaTimings)]
 struct Timings {
@@ -28,10 +28,10 @@ struct Timings {
     predicted_ms: f64,
     predicted_per_token_ms: f64,
     predicted_per_second: f64,
-    /// Drafts that the model has read, if there were any.
+    /// Draft tokens that the model has read, if there were any.
     #[serde(skip_serializing_if = "Option::is_none")]
     draft_n: Option<usize>,
-    /// Those of them that the text has kept.
+    /// Draft tokens that were accepted into the text.
     #[serde(skip_serializing_if = "Option::is_none")]
     draft_n_accepted: Option<usize>,
 }
@@ -69,7 +69,7 @@ struct TokenProbability {
     logprob: f32,
 }
 
-/// A token of the text, with the likeliest tokens in its place.
+/// A token of the text, with the likeliest tokens at its position.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 #[schema(as = LlamaAlternatives)]
 struct Alternatives {
@@ -78,12 +78,12 @@ struct Alternatives {
     top_logprobs: Vec<TokenProbability>,
 }
 
-/// Log probabilities in a compact form: their entries are named one by one as they are written, because the names take
-/// many times the memory of the ids.
+/// Log probabilities in a compact form: tokens are named one by one as they are serialized, because their names take
+/// many times the memory of their ids.
 #[derive(Clone)]
 struct Probabilities {
     tokens: Vec<TokenLogprobs>,
-    /// Alternatives of each token.
+    /// How many alternatives to list with each token.
     count: usize,
     tokenizer: Arc<Tokenizer>,
 }
@@ -123,7 +123,7 @@ impl fmt::Debug for Probabilities {
 #[derive(Serialize, ToSchema)]
 #[schema(as = LlamaChunk)]
 pub(in crate::api) struct Chunk<'a> {
-    /// The place of the prompt in the request.
+    /// The position of the prompt in the request.
     index: usize,
     content: &'a str,
     tokens: &'a [u32],
@@ -140,16 +140,16 @@ pub(in crate::api) struct Chunk<'a> {
     completion_probabilities: Probabilities,
 }
 
-/// A complete text, and the last event of a streamed one, which has no content.
+/// A whole text, or the last event of a streamed text, which has no content.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 #[schema(as = LlamaCompletion)]
 pub(in crate::api) struct Whole {
-    /// The place of the prompt in the request.
+    /// The position of the prompt in the request.
     index: usize,
     content: String,
     /// With `return_tokens`.
     tokens: Vec<u32>,
-    /// The slot that the request has named; -1 if it named none.
+    /// The slot that the request named; -1 if it named none.
     id_slot: i64,
     /// Always true.
     stop: bool,
@@ -162,7 +162,7 @@ pub(in crate::api) struct Whole {
     /// The text of the prompt.
     prompt: String,
     has_new_line: bool,
-    /// Always false: the context has no bound.
+    /// Always false: the context has no limit.
     truncated: bool,
     /// `none`, `eos`, `limit` or `word`.
     stop_type: &'static str,
@@ -221,7 +221,7 @@ impl LlamaEncoder {
             generation_settings: settings.clone(),
             prompt: lossy(tokenizer.pieces(ids)),
             has_new_line: false,
-            // The context has no bound.
+            // The context has no limit.
             truncated: false,
             stop_type: "none",
             stopping_word: String::new(),

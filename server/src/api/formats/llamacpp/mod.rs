@@ -23,13 +23,13 @@ use crate::api::error::ApiError;
 use crate::api::openapi::Error;
 use crate::api::select::Model;
 
-/// What clients of llama.cpp ask of their server.
+/// Properties of the server, as llama.cpp's clients ask for them.
 #[derive(Serialize, ToSchema)]
 pub(in crate::api) struct Props {
     default_generation_settings: DefaultSettings,
     total_slots: usize,
     model_alias: String,
-    /// The model's name: clients need not know the path on the server's disk.
+    /// The model's name instead of a path: clients need not know the path on the server's disk.
     model_path: String,
     modalities: Modalities,
     chat_template: String,
@@ -42,7 +42,7 @@ pub(in crate::api) struct Props {
 #[derive(Serialize, ToSchema)]
 #[schema(as = LlamaDefaults)]
 struct DefaultSettings {
-    /// The longest prompt and answer together, in tokens.
+    /// The maximum length of a prompt and its answer together, in tokens.
     n_ctx: usize,
     params: Settings,
 }
@@ -53,11 +53,11 @@ struct Modalities {
     audio: bool,
 }
 
-/// A place for a running request.
+/// A place for one running request.
 #[derive(Serialize, ToSchema)]
 pub(in crate::api) struct Slot {
     id: usize,
-    /// The longest prompt and answer together, in tokens.
+    /// The maximum length of a prompt and its answer together, in tokens.
     n_ctx: usize,
     speculative: bool,
     is_processing: bool,
@@ -140,12 +140,12 @@ pub(in crate::api) struct ErrorBody<'a> {
 #[derive(Serialize, ToSchema)]
 #[schema(as = LlamaErrorDetails)]
 struct ErrorDetails<'a> {
-    /// The status.
+    /// The HTTP status.
     code: u16,
     message: &'a str,
     #[serde(rename = "type")]
     kind: &'static str,
-    /// The parameter at fault, if it is one.
+    /// The parameter at fault, if the error is about one.
     #[schema(required)]
     param: Option<&'a str>,
 }

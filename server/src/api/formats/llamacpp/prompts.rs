@@ -1,4 +1,4 @@
-//! Prompts as llama.cpp takes them: one or several, each of texts, token ids, or both.
+//! Prompts as llama.cpp takes them: one or several, each made of texts, token ids, or both.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -7,7 +7,7 @@ use crate::api::error::ApiError;
 use crate::api::openapi::schemas::json_schemas;
 use crate::api::request::prompt::{self, Input};
 
-/// A prompt, or several.
+/// One prompt, or several.
 #[derive(Debug, Deserialize)]
 #[serde(untagged, expecting = "expected a text, an array of texts and token ids, or an array of those")]
 pub(super) enum Prompts {
@@ -15,7 +15,7 @@ pub(super) enum Prompts {
     List(Vec<Element>),
 }
 
-/// A text, alone or in an object, where llama.cpp takes images and sounds beside it.
+/// A text, alone or in an object. In the object, llama.cpp also takes images and audio.
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
 pub(super) enum Text {
@@ -23,7 +23,7 @@ pub(super) enum Text {
     Named { prompt_string: String, multimodal_data: Option<Value> },
 }
 
-/// A piece of a prompt, or a prompt.
+/// A piece of a prompt, or a whole prompt.
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
 pub(super) enum Element {
@@ -61,7 +61,7 @@ json_schemas! {
 }
 
 impl Prompts {
-    /// The prompts. A list of texts alone is several prompts; a list that contains a token id is one.
+    /// Converts the prompts. A list of only texts is several prompts; a list that contains a token id is one.
     pub(super) fn convert(self) -> Result<prompt::Prompt, ApiError> {
         let list = match self {
             Self::Text(text) => return Ok(prompts(vec![Input::Text(text.plain()?)])),

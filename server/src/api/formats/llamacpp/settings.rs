@@ -11,21 +11,21 @@ use crate::api::state::Served;
 /// The samplers in the order in which they are applied.
 const SAMPLERS: [&str; 6] = ["penalties", "temperature", "top_k", "typ_p", "top_p", "min_p"];
 
-/// What the encoder needs to know of a request.
+/// What the encoder needs to know about a request.
 pub(in crate::api) struct Options {
     pub(super) slot: Option<SlotId>,
     pub(super) stop: Vec<String>,
     pub(super) ignore_eos: bool,
-    /// How many of the likeliest tokens to list with each.
+    /// How many of the likeliest tokens to list with each token.
     pub(super) n_probs: usize,
     pub(super) return_tokens: bool,
 }
 
-/// The settings that a request ran with, and the server's defaults.
+/// The settings that a request ran with, or the server's defaults.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 #[schema(as = LlamaSettings)]
 pub(in crate::api) struct Settings {
-    /// -1 in the defaults: drawn for each request.
+    /// -1 in the defaults, which means a random seed for each request.
     seed: Seed,
     temperature: f32,
     top_k: usize,
@@ -39,7 +39,7 @@ pub(in crate::api) struct Settings {
     frequency_penalty: f32,
     mirostat: u8,
     pub(super) stop: Vec<String>,
-    /// Most tokens to generate.
+    /// Maximum number of tokens to generate.
     n_predict: usize,
     max_tokens: usize,
     n_keep: u64,
@@ -79,7 +79,7 @@ impl Settings {
         }
     }
 
-    /// The defaults.
+    /// Returns the server's defaults.
     pub(super) fn defaults(served: &Served) -> Self {
         Self { seed: Seed::Signed(-1), ..Self::new(&served.sampling, served.limits.max_tokens) }
     }

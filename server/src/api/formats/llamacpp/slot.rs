@@ -1,4 +1,4 @@
-//! A slot: a session of the caller's with an id that its number gives.
+//! Slots: a slot is a session of the caller, whose id is derived from the slot's number.
 
 use axum::http::HeaderMap;
 use rand::Rng;
@@ -9,18 +9,18 @@ use crate::api::request::continuation::{Continuation, wait};
 use crate::api::state::AppState;
 use crate::session::{Metadata, NewSession, Owner, SessionId, Start};
 
-/// The greatest number of a slot.
+/// The highest slot number.
 pub(super) const MAX_SLOT: u64 = 65_535;
 
-/// The key of the metadata that says which slot a session is.
+/// The metadata key that says which slot a session is.
 const SLOT: &str = "llama.cpp slot";
 
-/// A slot's number, checked.
+/// A checked slot number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SlotId(u64);
 
 impl SlotId {
-    /// Checks the number of a slot.
+    /// Checks a slot number.
     pub(super) fn new(number: u64) -> Result<Self, ApiError> {
         if number <= MAX_SLOT {
             return Ok(Self(number));
@@ -29,24 +29,25 @@ impl SlotId {
         Err(ApiError::invalid(Some("id_slot"), message))
     }
 
-    /// The number.
+    /// Returns the number.
     pub(super) fn number(self) -> u64 {
         self.0
     }
 
-    /// The id of its session.
+    /// Returns the id of the slot's session.
     pub(super) fn session(self, owner: Owner) -> SessionId {
         SessionId::named(owner, SLOT, &self.0.to_string())
     }
 
-    /// The metadata of its session.
+    /// Returns the metadata of the slot's session.
     pub(super) fn metadata(self) -> Metadata {
         Metadata::from([(SLOT.to_owned(), self.0.to_string())])
     }
 }
 
-/// What a request in a slot continues: the slot's state, if the prompt begins with its text. It waits for its slot. The session
-/// of a new slot is created once the request has been validated.
+/// Finds what a request in a slot continues: the slot's state, if the prompt begins with the slot's text. Waits for a
+/// slot that is in use, if the `Prefer` header asks for it. The session of a new slot is created once the request has
+/// been validated.
 pub(super) async fn continuation(
     slot: SlotId,
     state: &AppState,
@@ -61,7 +62,7 @@ pub(super) async fn continuation(
     Ok(Continuation::slot(owner, turn))
 }
 
-/// A session that lasts until it is erased or replaced.
+/// Describes a new session that lasts until it is erased or replaced.
 pub(super) fn new(start: Start, metadata: Metadata) -> NewSession {
     NewSession { start, metadata, ttl: None, label: None }
 }

@@ -1,5 +1,6 @@
-//! llama.cpp's slots as sessions. A slot is a session of the caller's with an id that its number gives, and a saved slot is
-//! one with an id that the file name gives; so saving and restoring copy a pointer to a version, and no state.
+//! llama.cpp's slots as sessions. A slot is a session of the caller, whose id is derived from the slot's number. A
+//! saved slot is a session whose id is derived from the file name. So saving and restoring copy a pointer to a version,
+//! and no state.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -25,13 +26,13 @@ use crate::api::sessions::snapshots::{file, receive};
 use crate::api::state::AppState;
 use crate::session::{Metadata, Owner, Session, SessionId, Start, StoreError};
 
-/// Longest name of a file.
+/// The longest file name, in bytes.
 const MAX_NAME: usize = 128;
 
-/// The key of the metadata that says which file a session is.
+/// The metadata key that says which file a session is.
 const FILE: &str = "llama.cpp file";
 
-/// The slot in a path.
+/// Reads the slot number in a path.
 fn path_slot(path: Result<Path<String>, PathRejection>) -> Result<SlotId, ApiError> {
     let Path(id) = path.map_err(|rejection| ApiError::invalid(Some("id_slot"), rejection.to_string()))?;
     // `parse` alone accepts a sign.
@@ -70,13 +71,14 @@ pub(in crate::api) struct ActionQuery {
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[schema(as = SlotFile)]
 pub(in crate::api) struct FileRequest {
-    /// A name, not a path: letters, digits, `.`, `_` and `-`, the first of them no dot. Required to save and to restore.
+    /// A name, not a path: letters, digits, `.`, `_` and `-`, not beginning with a dot. Required to save and to
+    /// restore.
     #[schema(pattern = "^[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}$")]
     filename: Option<String>,
 }
 
 impl FileRequest {
-    /// The name, checked, if there is one.
+    /// Checks the name, if there is one, and returns it.
     fn name(self) -> Result<Option<String>, ApiError> {
         let Some(name) = self.filename else { return Ok(None) };
         let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
@@ -92,7 +94,7 @@ impl FileRequest {
     }
 }
 
-/// How long an action took.
+/// How long saving took.
 #[derive(Clone, Copy, Debug, Serialize, ToSchema)]
 struct SaveTimings {
     save_ms: f64,
@@ -157,8 +159,8 @@ pub(in crate::api) enum Outcome {
 
 /// Save, restore or erase a slot in llama.cpp's format
 ///
-/// A slot is the conversation that requests to `/completion` with its `id_slot` have left. It is saved under a name of the
-/// caller's, never to a path.
+/// A slot holds the conversation of the requests to `/completion` with its `id_slot`. It is saved under a name that the
+/// caller chooses, never to a path.
 #[utoipa::path(
     post,
     path = "/slots/{id_slot}",
@@ -228,7 +230,7 @@ pub(in crate::api) async fn act(
     }))
 }
 
-/// The session of a slot that holds something.
+/// Returns the session of a slot, which must hold something.
 async fn content(state: &AppState, owner: Owner, slot: SlotId) -> Result<Session, ApiError> {
     match state.store()?.get(owner, &slot.session(owner)).await {
         Ok(session) if session.head.tokens > 0 => Ok(session),
@@ -242,7 +244,7 @@ async fn content(state: &AppState, owner: Owner, slot: SlotId) -> Result<Session
 
 /// Export the state of a slot
 ///
-/// The file that `PUT` takes, on any server with the same model; also a snapshot for `/v1/snapshots`.
+/// Returns the file that `PUT` takes, on any server with the same model. It is also a snapshot for `/v1/snapshots`.
 #[utoipa::path(
     get,
     path = "/slots/{id_slot}/state",
@@ -273,7 +275,7 @@ pub(in crate::api) async fn export(
 
 /// Import the state of a slot
 ///
-/// Replaces what the slot holds by the state that `GET` has returned, on this server or another one with the same model.
+/// Replaces what the slot holds with a state that `GET` returned, on this server or another one with the same model.
 #[utoipa::path(
     put,
     path = "/slots/{id_slot}/state",
@@ -298,7 +300,7 @@ pub(in crate::api) async fn import(
     body: Body,
 ) -> Result<Response, ApiError> {
     let (slot, wait) = (path_slot(id)?, wait(&headers)?);
-    // Before the body is read: a request that waits holds it in memory.
+    // The permit comes before the body is read, because a request that waits holds its body in memory.
     let _permit = if wait.is_zero() { None } else { Some(state.waiters().enter(owner)?) };
     let (snapshot, conversation, read) = receive(&state, owner, &headers, body).await?;
     let n_restored = snapshot.tokens();

@@ -31,17 +31,18 @@ use crate::text::GrammarSpec;
 const NAMES: ParameterNames =
     ParameterNames { prompt: "prompt", max_tokens: "n_predict", stop: "stop", repetition_penalty: "repeat_penalty" };
 
-/// Most tokens whose probabilities are listed with each.
+/// The most alternatives that can be listed with each token.
 const MAX_PROBS: u64 = 20;
 
-/// A request for completions as llama.cpp defines it. A field that is null counts as absent.
+/// A request for completions, as llama.cpp defines it. A field that is null counts as absent.
 #[derive(Debug, Deserialize, ToSchema)]
 pub(in crate::api) struct LlamaRequest {
     /// The model's name, as in `/v1/models`. Default: the one that is served.
     model: Option<String>,
     #[schema(required, nullable = false)]
     prompt: Option<Prompts>,
-    /// Most tokens to generate; -1 for the server's limit, which is the default. 0, only with `id_slot`, reads the prompt alone.
+    /// Maximum number of tokens to generate; -1, the default, for the server's limit. 0 is allowed only with `id_slot`,
+    /// and only reads the prompt.
     #[serde(alias = "max_tokens")]
     #[schema(value_type = Option<LengthField>)]
     n_predict: Option<i64>,
@@ -60,18 +61,18 @@ pub(in crate::api) struct LlamaRequest {
     #[serde(alias = "typ_p")]
     #[schema(exclusive_minimum = 0, maximum = 1)]
     typical_p: Option<f64>,
-    /// Above 1 makes tokens that were seen less likely. Default: the model's.
+    /// Values above 1 make tokens that were seen less likely. Default: the model's.
     #[schema(exclusive_minimum = 0, maximum = 10)]
     repeat_penalty: Option<f64>,
-    /// With penalties only -1: they apply to all tokens.
+    /// With penalties, this must be absent or -1, because they apply to all tokens.
     repeat_last_n: Option<i64>,
-    /// Taken from the logit of each token that was generated. Default: the model's.
+    /// Subtracted from the logit of each token that was generated. Default: the model's.
     #[schema(minimum = -2, maximum = 2)]
     presence_penalty: Option<f64>,
-    /// Taken from a token's logit for each time that it was generated. Default: the model's.
+    /// Subtracted from a token's logit for each time that it was generated. Default: the model's.
     #[schema(minimum = -2, maximum = 2)]
     frequency_penalty: Option<f64>,
-    /// The same seed and prompt give the same text; -1 is random, and the default.
+    /// The same seed and prompt give the same text; -1, the default, is random.
     seed: Option<Seed>,
     stop: Option<Stop>,
     /// Whether the answer comes as server-sent events. Default: false.
@@ -82,10 +83,10 @@ pub(in crate::api) struct LlamaRequest {
     /// How many of the likeliest tokens to list with each token. Default: 0.
     #[schema(maximum = 20)]
     n_probs: Option<u64>,
-    /// Whether a text in one piece comes with the ids of its tokens. Default: false.
+    /// Whether a text that is not streamed comes with its token ids. Default: false.
     return_tokens: Option<bool>,
-    /// The slot whose state the text continues, if the prompt begins with that slot's text, and which then holds the text: a
-    /// session of the caller's. -1 for none, which is the default.
+    /// The slot, a session of the caller, whose state the text continues if the prompt begins with the slot's text. The
+    /// slot then holds the whole text. -1, the default, for no slot.
     #[schema(minimum = -1, maximum = 65_535)]
     id_slot: Option<i64>,
     /// A JSON schema that the text must follow.
@@ -135,7 +136,7 @@ impl LlamaRequest {
         self.id_slot.is_some_and(|slot| slot != -1)
     }
 
-    /// The slot of the request.
+    /// Returns the slot of the request, if it names one.
     fn slot(&self) -> Result<Option<SlotId>, ApiError> {
         match self.id_slot {
             None | Some(-1) => Ok(None),
@@ -146,7 +147,7 @@ impl LlamaRequest {
         }
     }
 
-    /// By default a text may be as long as the server allows.
+    /// Returns the maximum number of tokens. By default, a text may be as long as the server allows.
     fn max_tokens(&self, served: &Served) -> Result<MaxTokens, ApiError> {
         let (least, most) = (u64::from(!self.has_slot()), served.limits.max_tokens as u64);
         let Some(found) = self.n_predict.filter(|tokens| *tokens != -1) else { return Ok(MaxTokens::Longest) };
@@ -228,7 +229,7 @@ fn schema(schema: Value) -> GrammarRequest {
     GrammarRequest::new(GrammarSpec::JsonSchema(schema), "json_schema", "json_schema")
 }
 
-/// -1 means a random seed, also as the 32 bits that llama.cpp has for a seed.
+/// Whether the seed means a random one: -1, also as an unsigned 32-bit integer, which is llama.cpp's type for seeds.
 fn is_random(seed: Seed) -> bool {
     matches!(seed, Seed::Signed(-1) | Seed::Unsigned(0xFFFF_FFFF))
 }

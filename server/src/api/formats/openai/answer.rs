@@ -1,5 +1,5 @@
-//! What the responses of OpenAI's completions and chat have in common: the object around the texts, usage, and why a text
-//! ended.
+//! What the responses of OpenAI's completions and chat have in common: the object around the texts, the usage, and why
+//! a text ended.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -15,12 +15,12 @@ use crate::api::run::TokenUsage;
 use crate::api::run::encoder::StreamEvent;
 use crate::engine::{FinishReason, StopCause, Timings};
 
-/// Tokens that a request took.
+/// The tokens that a request used.
 #[derive(Clone, Copy, Debug, Serialize, ToSchema)]
 pub(in crate::api) struct Usage {
     pub(in crate::api) prompt_tokens: usize,
     pub(in crate::api) completion_tokens: usize,
-    /// Those of the prompts and of the texts.
+    /// The tokens of the prompts and the texts together.
     pub(in crate::api) total_tokens: usize,
     pub(in crate::api) prompt_tokens_details: PromptDetails,
 }
@@ -48,7 +48,7 @@ impl From<TokenUsage> for Usage {
 pub(in crate::api) enum UsageField {
     /// Not asked for.
     Absent,
-    /// Null, until the end of the stream.
+    /// Null until the end of the stream.
     Later,
     Known(Usage),
 }
@@ -76,7 +76,7 @@ impl From<Timings> for TimingsMs {
     }
 }
 
-/// Why a text ended: by itself or at a stop string, at its maximum length, or, in chat, with calls of tools.
+/// Why a text ended: by itself or at a stop string, at its maximum length, or, in chat, with tool calls.
 #[derive(Clone, Copy, Debug, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 #[schema(as = FinishReason)]
@@ -96,7 +96,7 @@ impl From<FinishReason> for Ending {
     }
 }
 
-/// What ended a text before its length did: an addition to OpenAI's format.
+/// What ended a text before its maximum length: an addition to OpenAI's format.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub(in crate::api) enum StopReason {
@@ -116,7 +116,7 @@ json_schemas! {
 }
 
 impl StopReason {
-    /// The reason of a text that `stop` ended.
+    /// Returns the reason for a text that `stop` ended.
     pub(in crate::api) fn of(stop: Option<&StopCause>) -> Self {
         match stop {
             Some(StopCause::Token(token)) => Self::Token(*token),
@@ -126,7 +126,7 @@ impl StopReason {
     }
 }
 
-/// Seconds since 1970.
+/// Returns the current time, in seconds since 1970.
 pub(in crate::api) fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
@@ -141,7 +141,7 @@ pub(in crate::api) struct Envelope {
 }
 
 impl Envelope {
-    /// The envelope of a new response, whose id begins with `prefix`.
+    /// Creates the envelope of a new response, whose id begins with `prefix`.
     pub(in crate::api) fn new(prefix: &str, request: &ValidRequest) -> Self {
         let ValidRequest { served, identity, .. } = request;
         Self {
@@ -153,8 +153,8 @@ impl Envelope {
     }
 }
 
-/// Defines an object of a response: a whole response, or a chunk of a stream. There is one type for each, instead of one
-/// with a parameter, so that each has its own name in the description.
+/// Defines an object of a response: a whole response, or a chunk of a stream. Each is a type of its own, instead of one
+/// type with a parameter, so that each has its own name in the OpenAPI description.
 macro_rules! openai_object {
     ($(#[$meta:meta])* $name:ident, $kind:ident, $choice:ident) => {
         $(#[$meta])*
@@ -168,14 +168,14 @@ macro_rules! openai_object {
             model: &'a str,
             /// Changes with the weights and with the server's version.
             system_fingerprint: &'a str,
-            /// Chat with `return_token_ids`: the ids of the prompt; in a stream in the first chunk.
+            /// Only in chat with `return_token_ids`: the ids of the prompt; in a stream, only in the first chunk.
             #[serde(skip_serializing_if = "Option::is_none")]
             #[schema(nullable = false)]
             prompt_token_ids: Option<&'a [u32]>,
             #[schema(value_type = Vec<$choice>)]
             choices: &'a [&'a $choice],
-            /// In a stream only with `stream_options.include_usage`: null, or with `continuous_usage_stats` the usage so
-            /// far, and in a last chunk, which has no choices, the usage.
+            /// In a stream, only with `stream_options.include_usage`: null, or the usage so far with
+            /// `continuous_usage_stats`; a last chunk, which has no choices, has the final usage.
             #[serde(skip_serializing_if = "UsageField::is_absent")]
             #[schema(value_type = Option<$crate::api::formats::openai::answer::Usage>)]
             usage: UsageField,
@@ -209,7 +209,7 @@ macro_rules! openai_object {
 }
 pub(in crate::api::formats) use openai_object;
 
-/// What a request asks of its response.
+/// What a request asks its response to contain.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::api) struct ResponseOptions {
     pub(in crate::api) usage: StreamUsage,
@@ -218,14 +218,14 @@ pub(in crate::api) struct ResponseOptions {
     pub(in crate::api) tokens_as_ids: bool,
 }
 
-/// The usage in a stream.
+/// Where a stream has its usage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::api) enum StreamUsage {
     #[default]
     Absent,
-    /// In a last chunk.
+    /// Only in a last chunk.
     AtEnd,
-    /// In every chunk: what has been used up to then.
+    /// In every chunk: the usage so far.
     Continuous,
 }
 
@@ -235,7 +235,7 @@ impl StreamUsage {
         self != Self::Absent
     }
 
-    /// The usage in a chunk before the last.
+    /// Returns the usage in a chunk before the last.
     pub(in crate::api) fn of_chunk(self, so_far: TokenUsage) -> UsageField {
         match self {
             Self::Absent => UsageField::Absent,
@@ -245,13 +245,13 @@ impl StreamUsage {
     }
 }
 
-/// What a request uses before its first token.
+/// Returns the usage of a request before its first generated token.
 pub(in crate::api) fn usage_at_start(request: &ValidRequest) -> TokenUsage {
     let prompt = request.prompts.iter().map(Vec::len).sum();
     TokenUsage { prompt, cached: request.cached.iter().sum(), completion: 0 }
 }
 
-/// The usage that a stream has. As in vLLM, chunks have it only if the end has it.
+/// Returns where a stream has its usage. As in vLLM, its chunks have the usage only if its end has it.
 pub(in crate::api) fn stream_usage(options: Option<&StreamOptions>, stream: bool) -> Result<StreamUsage, ApiError> {
     let Some(options) = options else { return Ok(StreamUsage::Absent) };
     let invalid = |message| Err(ApiError::invalid(Some("stream_options"), message));
@@ -265,7 +265,7 @@ pub(in crate::api) fn stream_usage(options: Option<&StreamOptions>, stream: bool
     })
 }
 
-/// The stream for a retry of a request whose response had this body.
+/// Returns the events of a stream that repeats a response with this body, for a retry of its request.
 pub(in crate::api) fn replay(body: &str, include_usage: bool) -> Vec<StreamEvent> {
     let Ok(Value::Object(mut rest)) = serde_json::from_str(body) else { return vec![StreamEvent::data("[DONE]")] };
     let usage = rest.remove("usage");

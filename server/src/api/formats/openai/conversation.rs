@@ -1,4 +1,4 @@
-//! What bodies say about how the chat template writes their messages, with vLLM's names and meaning.
+//! Fields that control how the chat template renders the messages, with vLLM's names and meanings.
 
 use serde_json::{Map, Value};
 
@@ -7,7 +7,7 @@ use crate::api::error::ApiError;
 use crate::api::request::prompt::{Conversation, Ending};
 use crate::text::Message;
 
-/// Variables of templates that other fields set, or the server.
+/// Template variables that other fields or the server set.
 const RESERVED: [&str; 9] = [
     "add_generation_prompt",
     "chat_template",
@@ -20,7 +20,7 @@ const RESERVED: [&str; 9] = [
     "tools",
 ];
 
-/// The fields of a body.
+/// The fields of a body that control the chat template.
 pub(in crate::api::formats) struct TemplateFields {
     pub(in crate::api::formats) add_generation_prompt: Option<bool>,
     pub(in crate::api::formats) continue_final_message: Option<bool>,
@@ -28,7 +28,7 @@ pub(in crate::api::formats) struct TemplateFields {
 }
 
 impl TemplateFields {
-    /// The messages, written as the fields say. `calls` says whether the answer may call tools.
+    /// Applies the fields to `messages`. `calls` says whether the answer may call tools.
     pub(in crate::api::formats) fn apply(
         self,
         mut messages: Vec<Message>,
@@ -54,14 +54,14 @@ impl TemplateFields {
             return Err(invalid("chat_template_kwargs", message));
         }
         if let (Ending::Prefill(_), Some(thinks)) = (&ending, variables.get_mut("enable_thinking")) {
-            // A tag that begins reasoning would stand before the message.
+            // The template would put a tag that opens reasoning before the message.
             *thinks = false.into();
         }
         Ok(Conversation { messages, ending, variables, only_new: false })
     }
 }
 
-/// Takes the last message, which must be a text of the assistant's after others.
+/// Takes the last message, which must be a text of the assistant after at least one other message.
 fn last_text(messages: &mut Vec<Message>) -> Result<String, ApiError> {
     let last = messages.pop().filter(|last| last.role == "assistant" && !last.more.contains_key("tool_calls"));
     match last {

@@ -6,9 +6,9 @@ pub(in crate::api::formats) fn invalid(param: &str, message: impl Into<String>) 
     ApiError::invalid(Some(param), message)
 }
 
-/// Defines a request body with its own fields and those that all of OpenAI's formats have in common, with vLLM's additions
-/// and this server's. A field that is null counts as absent. The common fields are no struct of their own: serde would
-/// lose the field's name in errors of a flattened one.
+/// Defines a request body with its own fields and those that all of OpenAI's formats have in common, with the additions
+/// of vLLM and of this server. A field that is null counts as absent. The common fields are not a flattened struct,
+/// because serde would then lose a field's name in errors.
 macro_rules! openai_request {
     ($(#[$meta:meta])* $name:ident { $($(#[$field_meta:meta])* $vis:vis $field:ident: $type:ty,)* }) => {
         $(#[$meta])*
@@ -35,13 +35,13 @@ macro_rules! openai_request {
             /// Draw from the most typical tokens that together have this probability. Default: the model's.
             #[schema(exclusive_minimum = 0, maximum = 1)]
             pub(in crate::api::formats) typical_p: Option<f64>,
-            /// Above 1 makes tokens that were seen less likely. Default: the model's.
+            /// Values above 1 make tokens that were seen less likely. Default: the model's.
             #[schema(exclusive_minimum = 0, maximum = 10)]
             pub(in crate::api::formats) repetition_penalty: Option<f64>,
-            /// Taken from a token's logit for each time that it was generated. Default: the model's.
+            /// Subtracted from a token's logit for each time that it was generated. Default: the model's.
             #[schema(minimum = -2, maximum = 2)]
             pub(in crate::api::formats) frequency_penalty: Option<f64>,
-            /// Taken from the logit of each token that was generated. Default: the model's.
+            /// Subtracted from the logit of each token that was generated. Default: the model's.
             #[schema(minimum = -2, maximum = 2)]
             pub(in crate::api::formats) presence_penalty: Option<f64>,
             #[schema(value_type = Option<$crate::api::formats::openai::wire::LogitBias>)]
@@ -58,9 +58,10 @@ macro_rules! openai_request {
             /// A grammar in Lark's form that the whole text must follow.
             #[schema(value_type = Option<String>)]
             pub(in crate::api::formats) grammar: Option<serde_json::Value>,
-            /// vLLM's form of a grammar: one of `json`, `json_object`, `regex`, `choice` and `grammar`. By default, or with
-            /// `disable_additional_properties: true`, an object whose schema has no `additionalProperties` has only the
-            /// properties that its schema names; `false` allows others, in tools and in all other schemas of the request.
+            /// vLLM's form of a grammar: one of `json`, `json_object`, `regex`, `choice` and `grammar`. By default, or
+            /// with `disable_additional_properties: true`, an object whose schema has no `additionalProperties` has
+            /// only the properties that its schema names; `false` allows others, in tools and in all other schemas of
+            /// the request.
             #[schema(value_type = Option<Object>)]
             pub(in crate::api::formats) structured_outputs: Option<serde_json::Value>,
             /// The same as `json_schema`.
@@ -68,7 +69,7 @@ macro_rules! openai_request {
             /// The same as `regex`.
             #[schema(value_type = Option<String>)]
             pub(in crate::api::formats) guided_regex: Option<serde_json::Value>,
-            /// Texts of which the answer must be one.
+            /// A list of texts; the answer must be one of them.
             #[schema(value_type = Option<Vec<String>>, min_items = 1)]
             pub(in crate::api::formats) guided_choice: Option<serde_json::Value>,
             /// The same as `grammar`.
@@ -127,7 +128,7 @@ macro_rules! openai_request {
 }
 pub(in crate::api::formats) use openai_request;
 
-/// Defines a request body as [`openai_request`] does, with the fields that completions and chat have in common.
+/// Defines a request body as [`openai_request`] does, and adds the fields that completions and chat have in common.
 macro_rules! openai_turn {
     ($(#[$meta:meta])* $name:ident { $($(#[$field_meta:meta])* $field:ident: $type:ty,)* }) => {
         $crate::api::formats::openai::openai_request! {
@@ -135,39 +136,41 @@ macro_rules! openai_turn {
             $name {
                 $($(#[$field_meta])* $field: $type,)*
                 stream_options: Option<$crate::api::formats::openai::wire::StreamOptions>,
-                /// Texts for each prompt; text i has the seed plus i. Default: 1.
+                /// How many texts to return for each prompt; text i has the seed plus i. Default: 1.
                 #[schema(minimum = 1, maximum = 128)]
                 n: Option<u64>,
-                /// Tokens before which the text does not end by itself. Default: 0.
+                /// Minimum number of tokens before the text can end by itself. Default: 0.
                 min_tokens: Option<u64>,
                 /// Tokens that end the text.
                 #[schema(value_type = Option<Vec<$crate::api::openapi::schemas::TokenId>>, max_items = 64)]
                 stop_token_ids: Option<Vec<u32>>,
-                /// Whether the answer has the ids of its tokens. Default: false.
+                /// Whether to return the token ids of the prompt and of the answer. Default: false.
                 return_token_ids: Option<bool>,
                 /// Whether log probabilities name tokens by their ids, as `token_id:7`. Default: false.
                 return_tokens_as_token_ids: Option<bool>,
                 /// The format of the answer: plain text, any JSON object, or JSON with a schema. Default: plain text.
                 #[schema(value_type = Option<$crate::api::formats::openai::grammar::ResponseFormat>)]
                 response_format: Option<serde_json::Value>,
-                /// The session that the request is a turn of: the rest of the body has only what is new.
+                /// The session that the request is a turn of; the rest of the body then has only what is new.
                 session: Option<String>,
                 /// A name for the version that the turn makes; only with `session`.
                 #[schema(max_length = 256)]
                 label: Option<String>,
                 on_disconnect: Option<$crate::api::request::continuation::OnDisconnect>,
-                /// Which of `n` texts of a session's turn stay; only with `session`, and required there if `n` is above 1.
+                /// Which of the `n` texts of a session's turn are kept; only with `session`, where it is required if
+                /// `n` is above 1.
                 keep: Option<$crate::api::request::continuation::Keep>,
-                /// The state of an earlier response with `return_state`, to continue. Needs a server with a secret.
+                /// The state from an earlier response with `return_state`, to continue from. Needs a server with a
+                /// secret.
                 #[schema(content_encoding = "base64")]
                 state: Option<String>,
-                /// Whether the response has the conversation's state, for the client to keep. Needs a server with a secret.
+                /// Whether to return the conversation's state, for the client to keep. Needs a server with a secret.
                 return_state: Option<bool>,
             }
         }
 
         impl $name {
-            /// Converts the common fields. `logprobs` and `choices` are checked by the format.
+            /// Converts the common fields. The format itself checks `logprobs` and `choices`.
             fn convert_common(
                 mut self,
                 names: $crate::api::request::ParameterNames,

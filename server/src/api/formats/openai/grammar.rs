@@ -1,4 +1,4 @@
-//! The grammar that an answer must follow, under all the names by which clients ask for it: OpenAI's `response_format`,
+//! The grammar that an answer must follow, under all the names that clients use for it: OpenAI's `response_format`,
 //! llama.cpp's `json_schema`, `regex` and `grammar`, and vLLM's `structured_outputs` and `guided_…`.
 
 use serde_json::{Map, Value};
@@ -9,7 +9,7 @@ use crate::api::request::grammar::{GrammarParameters, GrammarRequest};
 use crate::api::request::tools::{MAX_NAME, check_name};
 use crate::text::GrammarSpec;
 
-/// What names of schemas and functions match, as [`check_name`] checks.
+/// The pattern of names of schemas and functions, which [`check_name`] checks.
 pub(super) const NAME: &str = "^[a-zA-Z0-9_-]{1,64}$";
 
 /// The field `response_format`.
@@ -32,10 +32,10 @@ json_schemas! {
     };
 }
 
-/// vLLM's name of the switch for [`GrammarParameters::additional_properties`], in `structured_outputs`.
+/// vLLM's name for the switch in `structured_outputs` that sets [`GrammarParameters::additional_properties`].
 const SWITCH: &str = "disable_additional_properties";
 
-/// The grammar that a body's fields ask for, at most one of them.
+/// Returns the grammar that a body's fields ask for; refuses more than one.
 pub(in crate::api) fn read(
     fields: impl IntoIterator<Item = (&'static str, Option<Value>)>,
 ) -> Result<GrammarParameters, ApiError> {
@@ -48,7 +48,7 @@ pub(in crate::api) fn read(
                     ApiError::invalid(Some(param), format!("{param}.{SWITCH} must be true or false, found {disabled}"))
                 })?;
             }
-            // It may stand alone, beside a grammar in another field or tools.
+            // It may be the only entry, beside a grammar in another field or tools.
             if value.as_object().is_some_and(|fields| fields.values().all(Value::is_null)) {
                 continue;
             }
@@ -75,7 +75,7 @@ fn read_field(param: &'static str, value: Value) -> Result<Option<GrammarRequest
     Ok(Some(GrammarRequest::new(spec, param, param)))
 }
 
-/// OpenAI's `response_format`, at `path` in the field `param`; none for plain text.
+/// Reads OpenAI's `response_format`, at `path` in the field `param`; returns `None` for plain text.
 pub(in crate::api) fn response_format(
     param: &'static str,
     path: &str,
@@ -105,7 +105,7 @@ pub(in crate::api) fn response_format(
     }
 }
 
-/// An object without a name. llama.cpp and Together put its schema in `schema`, others in `value`.
+/// Reads a `json_object` format. llama.cpp and Together put a schema in `schema`, others in `value`.
 fn any_object(param: &'static str, path: &str, mut format: Map<String, Value>) -> Result<GrammarRequest, ApiError> {
     let mut found = None;
     for name in ["schema", "value"] {
@@ -121,7 +121,7 @@ fn any_object(param: &'static str, path: &str, mut format: Map<String, Value>) -
     Ok(found.unwrap_or_else(|| GrammarRequest::new(GrammarSpec::JsonObject, param, path)))
 }
 
-/// Refuses unknown fields: one of them could be a bound that the answer would not respect.
+/// Refuses unknown fields, because one of them could be a constraint that the answer would not follow.
 fn no_other_fields(param: &str, path: &str, rest: &Map<String, Value>) -> Result<(), ApiError> {
     let Some((name, _)) = rest.iter().find(|(_, value)| !value.is_null()) else { return Ok(()) };
     let name: String = name.chars().take(MAX_NAME).collect();
@@ -141,7 +141,7 @@ pub(super) fn check_annotations(param: &str, path: &str, fields: &Map<String, Va
     Ok(())
 }
 
-/// A schema with a name. `strict` has no effect, because a schema is always followed, nor has `description`.
+/// Reads a named schema. `strict` has no effect, because a schema is always followed; neither has `description`.
 fn named_schema(param: &'static str, path: &str, mut named: Map<String, Value>) -> Result<GrammarRequest, ApiError> {
     let name = text(param, &format!("{path}.name"), named.remove("name").unwrap_or_default())?;
     check_name(param, &format!("{path}.name"), &name)?;
@@ -179,7 +179,7 @@ fn structured_outputs(param: &'static str, value: Value) -> Result<GrammarReques
     Ok(GrammarRequest::new(spec, param, path))
 }
 
-/// A schema, or the text of one.
+/// Returns a schema, which may be given as text.
 fn schema(param: &str, path: &str, value: Value) -> Result<Value, ApiError> {
     let Value::String(text) = value else { return Ok(value) };
     let wrong =

@@ -1,4 +1,4 @@
-//! Log probabilities in OpenAI's formats of completions and chat.
+//! Log probabilities in OpenAI's formats for completions and chat.
 
 use std::borrow::Cow;
 use std::fmt::Write;
@@ -14,13 +14,13 @@ use crate::api::run::alignment::AlignedToken;
 use crate::engine::TokenLogprobs;
 use crate::text::Tokenizer;
 
-/// Most log probabilities with each token beside its own.
+/// The most alternatives that can be listed with each token.
 const MAX_LOGPROBS: u64 = 20;
 
-/// Stands for minus infinity, which JSON does not have, and for everything below this.
+/// The lowest log probability in responses. It also stands for minus infinity, which JSON cannot express.
 const MIN_LOGPROB: f32 = -9999.0;
 
-/// Checks how many log probabilities the parameter `name` asks for with each token beside its own.
+/// Checks how many alternatives to each token the parameter `name` asks for.
 pub(in crate::api::formats) fn check(name: &str, count: u64) -> Result<usize, ApiError> {
     if count <= MAX_LOGPROBS {
         return Ok(count as usize);
@@ -28,7 +28,7 @@ pub(in crate::api::formats) fn check(name: &str, count: u64) -> Result<usize, Ap
     Err(ApiError::invalid(Some(name), format!("{name} must be from 0 to {MAX_LOGPROBS}, found {count}")))
 }
 
-/// The names of tokens.
+/// Names tokens in responses.
 #[derive(Clone)]
 pub(in crate::api) struct TokenNames {
     tokenizer: Arc<Tokenizer>,
@@ -41,12 +41,13 @@ impl TokenNames {
         Self { tokenizer, by_id }
     }
 
-    /// The bytes that `token` adds to a text.
+    /// Returns the bytes that `token` adds to a text.
     fn bytes(&self, token: u32) -> &[u8] {
         self.tokenizer.vocabulary().bytes(token)
     }
 
-    /// The text of `token`: a special token's own name, and `bytes:\xe2\x80` if its bytes are not valid text.
+    /// Returns the name of `token`: its id, a special token's own name, its text, or `bytes:\xe2\x80` if its bytes are
+    /// not valid text.
     fn text(&self, token: u32) -> Cow<'_, str> {
         if self.by_id {
             return Cow::Owned(format!("token_id:{token}"));
@@ -73,7 +74,7 @@ fn finite(logprob: f32) -> f32 {
     logprob.max(MIN_LOGPROB)
 }
 
-/// The likeliest texts in a token's place, its own included: a map in which each text has its highest log probability.
+/// The likeliest texts at a token's position, its own included: a map from each text to its highest log probability.
 struct TopTexts(Vec<(String, f32)>);
 
 impl TopTexts {
@@ -101,11 +102,11 @@ impl Serialize for TopTexts {
     }
 }
 
-/// A list that is kept in a compact form, and whose entries become what they are on the wire one by one as they are
-/// written: names of tokens take many times the memory of their ids.
+/// A list in a compact form, whose entries are converted to their wire form one by one as they are serialized: names of
+/// tokens take many times the memory of their ids.
 #[derive(Clone)]
 struct Compact<T> {
-    /// Shared with the object that is written.
+    /// Shared with the copy that is serialized.
     entries: Arc<Vec<T>>,
     names: TokenNames,
 }
@@ -159,10 +160,10 @@ pub(in crate::api) struct CompletionLogprobs {
     tokens: Compact<u32>,
     /// Null for the first token of an echoed prompt.
     token_logprobs: Vec<Option<f32>>,
-    /// The likeliest tokens in its place, its own included.
+    /// The likeliest tokens at each token's position, that token included.
     #[schema(value_type = Vec<Option<BTreeMap<String, f32>>>)]
     top_logprobs: Compact<Option<TokenLogprobs>>,
-    /// Where the token begins in the text, in characters.
+    /// Where each token begins in the text, in characters.
     text_offset: Vec<usize>,
 }
 
@@ -204,13 +205,13 @@ impl CompletionLogprobs {
     }
 }
 
-/// A token of chat.
+/// A token of an answer, with its log probability.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub(in crate::api) struct ChatToken {
     token: String,
     logprob: f32,
     bytes: Vec<u8>,
-    /// The likeliest tokens in its place; absent in the entries of this list.
+    /// The likeliest tokens at its position; absent in the entries of this list.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false, no_recursion)]
     top_logprobs: Option<Vec<ChatToken>>,
@@ -222,7 +223,7 @@ impl ChatToken {
         Self { token: text, logprob: finite(logprob), bytes, top_logprobs: None }
     }
 
-    /// A token with its alternatives.
+    /// Creates a token with its alternatives.
     fn of(logprobs: &TokenLogprobs, names: &TokenNames) -> Self {
         let TokenLogprobs { token, logprob, top } = logprobs;
         let top = top.iter().map(|(token, logprob)| Self::new(*token, *logprob, names)).collect();
@@ -230,7 +231,7 @@ impl ChatToken {
     }
 }
 
-/// The log probabilities of chat.
+/// The log probabilities of an answer in chat.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub(in crate::api) struct ChatLogprobs {
     #[schema(value_type = Vec<ChatToken>)]

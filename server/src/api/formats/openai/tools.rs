@@ -1,4 +1,4 @@
-//! Tools in OpenAI's format, as `/v1/chat/completions` and `/v1/responses` write them.
+//! Tools in OpenAI's formats for `/v1/chat/completions` and `/v1/responses`.
 
 use serde_json::{Map, Value, json};
 
@@ -64,7 +64,7 @@ json_schemas! {
     };
 }
 
-/// The tools of a body; none if nothing may be called.
+/// Reads the tools of a body; returns `None` if the answer may not call any.
 pub(in crate::api::formats) fn read(
     tools: Option<Value>,
     choice: Option<Value>,
@@ -78,8 +78,8 @@ pub(in crate::api::formats) fn read(
     Tools::new(tools, choice.map(tool_choice).transpose()?, parallel.unwrap_or(false))
 }
 
-/// The same in the form of the Responses API, which has a function's fields in the tool itself. Its answers may make several
-/// calls by default.
+/// Reads tools in the form of the Responses API, which has a function's fields in the tool itself. There, an answer may
+/// make several calls by default.
 pub(in crate::api::formats) fn read_flat(
     tools: &[Map<String, Value>],
     choice: Option<&Value>,
@@ -90,7 +90,7 @@ pub(in crate::api::formats) fn read_flat(
         check_type("tools", &path, fields)?;
         let mut fields = fields.clone();
         fields.remove("type");
-        // Chat templates know the other form alone.
+        // Chat templates know only the form of chat.
         let tool = json!({"type": "function", "function": fields});
         named_function(tool, fields, &path)
     });
@@ -138,7 +138,7 @@ fn check_type(param: &str, path: &str, fields: &Map<String, Value>) -> Result<()
     Err(ApiError::invalid(Some(param), format!("{path}.type must be function, found {found}")))
 }
 
-/// One tool, which is a function.
+/// Reads one tool, which must be a function.
 fn function(tool: Value, path: &str) -> Result<Tool, ApiError> {
     let mut fields = object("tools", path, tool.clone())?;
     check_type("tools", path, &fields)?;
@@ -147,7 +147,7 @@ fn function(tool: Value, path: &str) -> Result<Tool, ApiError> {
     named_function(tool, function, &path)
 }
 
-/// The function with these fields, which stand at `path`. Templates get it as `tool`.
+/// Reads the function with these fields, which are at `path`. Chat templates get it as `tool`.
 fn named_function(tool: Value, mut function: Map<String, Value>, path: &str) -> Result<Tool, ApiError> {
     check_annotations("tools", path, &function)?;
     let name = text("tools", &format!("{path}.name"), function.remove("name").unwrap_or_default())?;

@@ -1,4 +1,4 @@
-//! Parts of request bodies that several formats have: stop strings, seeds, messages.
+//! Parts of request bodies that several formats share: stop strings, seeds, messages.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ pub(in crate::api) enum Stop {
 }
 
 impl Stop {
-    /// All stop strings of a body.
+    /// Returns all stop strings of a body.
     pub(in crate::api) fn all(stop: Option<Self>) -> Vec<String> {
         match stop {
             None => Vec::new(),
@@ -31,7 +31,7 @@ impl Stop {
     }
 }
 
-/// A seed: an integer of 64 bits, signed or not.
+/// A seed: a 64-bit integer, signed or unsigned.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 #[serde(untagged, expecting = "expected a whole number of at most 64 bits")]
 pub(in crate::api) enum Seed {
@@ -69,16 +69,16 @@ json_schemas! {
 
 literals!(FunctionKind = "function");
 
-/// Additions to a stream; only if `stream` is true.
+/// Options of a stream; only if `stream` is true.
 #[derive(Debug, Deserialize, ToSchema)]
 pub(in crate::api) struct StreamOptions {
-    /// Whether a last chunk, without choices, has the usage. Default: false.
+    /// Whether the stream ends with a chunk without choices that has the usage. Default: false.
     pub(in crate::api) include_usage: Option<bool>,
     /// Whether every chunk has the usage so far; only with `include_usage`. Default: false.
     pub(in crate::api) continuous_usage_stats: Option<bool>,
 }
 
-/// One message of a conversation. It must have content, or calls.
+/// One message of a conversation. It must have content or tool calls.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[schema(as = Message)]
 pub(in crate::api) struct ChatMessage {
@@ -87,13 +87,13 @@ pub(in crate::api) struct ChatMessage {
     pub(in crate::api) content: Option<Content>,
     /// The name of the author, which tells participants of the same role apart.
     pub(in crate::api) name: Option<String>,
-    /// The calls that an assistant's message makes.
+    /// The tool calls of an assistant's message.
     pub(in crate::api) tool_calls: Option<Vec<MessageCall>>,
-    /// The call that a tool's message answers.
+    /// The id of the call that a tool's message answers.
     pub(in crate::api) tool_call_id: Option<String>,
 }
 
-/// A call that an earlier answer made.
+/// A tool call that an earlier answer made.
 #[derive(Debug, Deserialize, ToSchema)]
 pub(in crate::api) struct MessageCall {
     id: Option<String>,
@@ -107,14 +107,14 @@ pub(in crate::api) struct MessageCall {
 #[schema(as = MessageFunction)]
 struct CalledFunction {
     name: String,
-    /// The text of a JSON object.
+    /// A JSON object as text.
     arguments: String,
 }
 
 /// The roles of messages.
 const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
 
-/// Messages as the chat template takes them. `param` is the field's name.
+/// Converts messages to the form that the chat template takes. `param` is the field's name.
 pub(in crate::api) fn messages(messages: Vec<ChatMessage>, param: &str) -> Result<Vec<Message>, ApiError> {
     let convert = |(at, message): (usize, ChatMessage)| {
         if ROLES.contains(&message.role.as_str()) {
@@ -131,7 +131,7 @@ impl ChatMessage {
         let content = match self.content {
             Some(content) => content.text(param)?,
             // A message that calls tools has no other content. An answer that was cut off before the name of its first
-            // call has neither, and must be accepted when the client sends it back.
+            // call has neither content nor calls, and must be accepted when the client sends it back.
             None if self.role == "assistant" => String::new(),
             None => return Err(ApiError::invalid(Some(param), format!("{param} must all have content"))),
         };
@@ -154,7 +154,8 @@ impl MessageCall {
         Self { id: Some(id), kind: None, function: CalledFunction { name, arguments } }
     }
 
-    /// The call as templates take it: with its arguments as an object instead of text, if they are complete.
+    /// Converts the call to the form that templates take: its arguments become an object instead of text if they are
+    /// complete.
     fn convert(self, param: &str) -> Result<Value, ApiError> {
         if self.kind.as_deref().is_some_and(|kind| kind != "function") {
             return Err(ApiError::invalid(Some(param), format!("{param} must have tool_calls of type function alone")));
@@ -163,7 +164,7 @@ impl MessageCall {
         let arguments = if text.trim().is_empty() {
             Value::Object(Map::new())
         } else {
-            // An answer may have been cut off in its arguments. The model then sees the text that it wrote.
+            // The answer may have been cut off in the arguments. The model then sees the text that it wrote.
             serde_json::from_str(&text).map_or(Value::String(text), Value::Object)
         };
         let function = json!({"name": self.function.name, "arguments": arguments});
@@ -171,7 +172,7 @@ impl MessageCall {
     }
 }
 
-/// Biases with token ids as keys.
+/// Converts biases that have token ids as keys.
 pub(in crate::api) fn logit_bias(biases: Option<BTreeMap<String, f64>>) -> Result<Vec<(u32, f64)>, ApiError> {
     let bias = |(key, bias): (String, f64)| {
         // One spelling for each id: `7`, `07` and `+7` would be one token with three biases.

@@ -16,7 +16,7 @@ use crate::session::Snapshot;
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Context {
     tokens: u64,
-    /// The tokens that are in its state.
+    /// How many of them the state has read.
     read: u64,
 }
 
@@ -40,7 +40,7 @@ pub(super) struct ResponseEncoder {
 }
 
 impl ResponseEncoder {
-    /// An encoder of a response whose answer `splitter` splits.
+    /// Creates the encoder of a response, whose answer `splitter` splits.
     pub(super) fn new(object: Object, context: Context, splitter: AnswerSplitter) -> Self {
         let output = Output::new(splitter);
         Self { object, output, context, reasoning_tokens: 0, next: 0, after_commit: None }
@@ -95,7 +95,7 @@ impl EventEncoder for ResponseEncoder {
             None => {}
             Some(answer) if self.object.store => self.object.held_text.clone_from(&answer.held),
             Some(answer) => {
-                // No response continues this one: the text that was held back is sent now.
+                // No response can continue this one, so the text that was held back is sent now.
                 let rest = answer.held.clone() + &String::from_utf8_lossy(&answer.bytes);
                 self.add_text(&rest, out);
             }
@@ -116,7 +116,7 @@ impl EventEncoder for ResponseEncoder {
         let input_tokens = self.context.tokens + usage.prompt as u64;
         let output_tokens = usage.completion as u64;
         let cached_tokens = self.context.read + usage.cached as u64;
-        // If the prompt has begun the reasoning, the beginning of a call was taken for it.
+        // If the prompt opens the reasoning, the beginning of a tool call was counted as reasoning.
         let reasoning_tokens = if self.output.has_reasoning() { self.reasoning_tokens } else { 0 };
         let cache_write_tokens = if self.object.store { input_tokens - cached_tokens } else { 0 };
         self.object.usage = Some(ResponseUsage {
@@ -130,7 +130,7 @@ impl EventEncoder for ResponseEncoder {
     }
 
     fn fail(&mut self, error: &ApiError, out: &mut Vec<StreamEvent>) {
-        // The events after the commit have not been sent.
+        // The events after the commit have not been sent, so their numbers are used again.
         self.next = self.after_commit.unwrap_or(self.next);
         let body = error.body();
         let field = |name: &str| body["error"][name].as_str();
@@ -153,7 +153,8 @@ impl EventEncoder for ResponseEncoder {
     }
 }
 
-/// The stream for a retry of a request whose response had this body. Each text comes in one piece, and so do arguments.
+/// Returns the events of a stream that repeats a response with this body, for a retry of its request. Each text and the
+/// arguments of each call come in one piece.
 pub(super) fn replay(body: &str) -> Vec<StreamEvent> {
     let mut out = Vec::new();
     let Ok(done) = serde_json::from_str::<Object>(body) else { return out };

@@ -23,7 +23,7 @@ pub(in crate::api) struct Event<'a> {
 #[schema(as = ResponsePayload)]
 pub(super) enum Payload<'a> {
     Response {
-        // Under its other name: utoipa takes a type called `Object` for any object.
+        // `ResponseObject` is an alias of `Object`: utoipa takes a type called `Object` for any JSON object.
         #[schema(value_type = super::ResponseObject)]
         response: &'a Object,
     },
@@ -91,7 +91,7 @@ pub(super) enum Payload<'a> {
     },
 }
 
-/// Numbers the events of a stream.
+/// Collects the events of a stream, and numbers them.
 pub(super) struct Events<'a> {
     /// The number of the next event.
     pub(super) next: &'a mut u64,

@@ -1,4 +1,4 @@
-//! The input of a request: a text, or items, as the chat template's messages.
+//! Converts the input of a request, a text or items, to messages for the chat template.
 
 use serde::Deserialize;
 use utoipa::ToSchema;
@@ -9,7 +9,7 @@ use crate::api::formats::openai::invalid;
 use crate::api::formats::openai::wire::{self, ChatMessage, MessageCall};
 use crate::text::Message;
 
-/// A text, or items.
+/// A string, or an array of items.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(untagged, expecting = "expected a string or an array of items")]
 pub(super) enum Input {
@@ -17,9 +17,9 @@ pub(super) enum Input {
     Items(Vec<Item>),
 }
 
-/// One item of the input: a message with a role and content; a call of a function that an earlier response made, with its
-/// `call_id`, name and arguments; the output of one, with the call's `call_id`; or the reasoning of an earlier response,
-/// which is left out: models do not read it again.
+/// One item of the input: a message with a role and content; a function call that an earlier response made, with its
+/// `call_id`, name and arguments; the output of such a call, with the same `call_id`; or the reasoning of an earlier
+/// response, which is left out: models do not read it again.
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(as = InputItem)]
 pub(super) struct Item {
@@ -32,13 +32,13 @@ pub(super) struct Item {
     content: Option<Content>,
     call_id: Option<String>,
     name: Option<String>,
-    /// The text of a JSON object.
+    /// A JSON object as text.
     arguments: Option<String>,
-    /// A string, or parts of text.
+    /// A string, or an array of text parts.
     output: Option<Content>,
 }
 
-/// The instructions and the input, in this order.
+/// Converts the instructions and the input, in this order.
 pub(super) fn messages(instructions: Option<String>, input: Option<Input>) -> Result<Vec<Message>, ApiError> {
     let message =
         |role: &str, content| ChatMessage { role: role.into(), content: Some(content), ..ChatMessage::default() };
@@ -51,9 +51,9 @@ pub(super) fn messages(instructions: Option<String>, input: Option<Input>) -> Re
             let mut items = items.into_iter().enumerate().peekable();
             while let Some((at, item)) = items.next() {
                 let cut_off = item.is("reasoning") && items.peek().is_some_and(|(_, next)| !next.is_of_answer());
-                // The first item may follow a stored answer.
+                // If reasoning is the first item, the assistant's turn may be the stored answer before it.
                 if cut_off && at > 0 {
-                    // Many templates want users and the assistant to take turns.
+                    // Many templates require messages of the user and the assistant to alternate.
                     messages.push(message("assistant", Content::Text(String::new())));
                 }
                 item.add_to(&mut messages, at)?;
@@ -68,7 +68,7 @@ impl Item {
         self.kind.as_deref() == Some(kind)
     }
 
-    /// Whether this belongs to the same answer as reasoning before it.
+    /// Whether the item belongs to the same answer as reasoning right before it.
     fn is_of_answer(&self) -> bool {
         self.is("reasoning") || self.is("function_call") || self.role.as_deref() == Some("assistant")
     }
@@ -83,7 +83,7 @@ impl Item {
             Some("function_call") => {
                 let arguments = self.arguments.unwrap_or_default();
                 let call = MessageCall::new(needed("call_id", self.call_id)?, needed("name", self.name)?, arguments);
-                // The calls of one response are items one after the other: they are one message, as in chat.
+                // The calls of one response are consecutive items. They become one message, as in chat.
                 match messages.last_mut().and_then(|last| last.tool_calls.as_mut()) {
                     Some(calls) => calls.push(call),
                     None => messages.push(ChatMessage {

@@ -1,9 +1,9 @@
-//! The items of a response's output: reasoning, messages, and calls of tools.
+//! The items of a response's output: reasoning, messages, and tool calls.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// The state of a response or of one item of its output.
+/// The status of a response, or of one item of its output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 #[schema(as = ResponseStatus)]
@@ -14,7 +14,7 @@ pub(super) enum Status {
     Failed,
 }
 
-/// An item of the output: the model's reasoning, its message, or a call of a tool.
+/// An item of the output: the model's reasoning, its message, or a tool call.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(untagged)]
 #[schema(as = ResponseOutputItem)]
@@ -24,7 +24,7 @@ pub(in crate::api) enum OutputItem {
     Reasoning(ReasoningItem),
 }
 
-/// What the model has written in `<think>…</think>` before its answer.
+/// What the model wrote in `<think>…</think>` before its answer.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[schema(as = ResponseReasoningItem)]
 pub(in crate::api) struct ReasoningItem {
@@ -32,7 +32,7 @@ pub(in crate::api) struct ReasoningItem {
     #[serde(rename = "type")]
     pub(super) kind: ReasoningKind,
     pub(super) status: Status,
-    /// Always empty: `content` has all of it.
+    /// Always empty: `content` has the whole reasoning.
     #[schema(value_type = Vec<Value>, max_items = 0)]
     pub(super) summary: Vec<()>,
     /// Empty in a stream until the text begins, then one part.
@@ -111,7 +111,7 @@ pub(super) enum TextKind {
     OutputText,
 }
 
-/// A call of a function that the client runs.
+/// A call to a function that the client runs.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[schema(as = ResponseFunctionCall)]
 pub(in crate::api) struct FunctionCall {
@@ -119,10 +119,10 @@ pub(in crate::api) struct FunctionCall {
     #[serde(rename = "type")]
     pub(super) kind: CallKind,
     pub(super) status: Status,
-    /// What the function's output is sent back with.
+    /// The id that the client sends back with the function's output.
     pub(super) call_id: String,
     pub(super) name: String,
-    /// The text of a JSON object, or its beginning if the answer was cut off.
+    /// A JSON object as text, or the beginning of that text if the answer was cut off.
     pub(super) arguments: String,
 }
 

@@ -1,9 +1,9 @@
-//! `/v1/responses` in the format of OpenAI's Responses API. A stored response is a snapshot, so continuing it, or branching
-//! from it, costs only the new tokens.
+//! `/v1/responses` in the format of OpenAI's Responses API. A stored response is a snapshot, so continuing it or
+//! branching from it costs only the new tokens.
 //!
-//! `instructions` come before the input of their own request. Responses that continue it do not repeat them, but start from
-//! a state that has read them. Inputs are not stored, so they cannot be listed. Tools are read for their own request alone:
-//! a request that continues it has to send them again if it may call them.
+//! `instructions` come before the input of their own request. A request that continues its response does not repeat
+//! them, but starts from a state that has read them. Inputs are not stored, so they cannot be listed. Tools apply only
+//! to their own request: a request that continues its response must send them again if the answer may call them.
 
 mod encoder;
 mod events;
@@ -46,11 +46,11 @@ use crate::api::select::Model;
 use crate::api::state::{AppState, Served};
 use crate::session::{Owner, ResponseId, Snapshot, StoreError, VersionId};
 
-/// What the encoder needs to know of a request.
+/// What the encoder needs to know about a request.
 pub(in crate::api) struct Options {
     /// The response at its start.
     object: Object,
-    /// Whether to store it, if the request says so.
+    /// Whether to store the response; `None` if the request does not say.
     store: Option<bool>,
 }
 
@@ -88,8 +88,8 @@ impl Format for ResponseRequest {
     }
 }
 
-/// The conversation that a response continues, and whether the response is stored. A key without the scope for sessions
-/// can neither store nor continue a response; by default its responses are not stored.
+/// Finds the conversation that a response continues, and decides whether the response is stored. An API key without the
+/// scope for sessions can neither store nor continue a response; by default its responses are not stored.
 async fn continuation(options: &mut Options, state: &AppState, owner: Owner) -> Result<Continuation, ApiError> {
     let object = &mut options.object;
     if object.previous_response_id.is_some() {
@@ -106,12 +106,12 @@ async fn continuation(options: &mut Options, state: &AppState, owner: Owner) -> 
         None => None,
     };
     if store {
-        // Before anything is computed for it.
+        // The store must admit the response before anything is computed for it.
         state.store()?.admit(owner).await?;
     }
     let (snapshot, parent) = match previous {
         Some((snapshot, version)) => (snapshot, Some(version)),
-        // As any request for text, prefixes of which may be known.
+        // Like any text request, whose prompt may begin with a known prefix.
         None if !store => return Ok(Continuation::none(owner)),
         None => (Arc::new(Snapshot::empty(rand::rng().random())), None),
     };
@@ -120,7 +120,7 @@ async fn continuation(options: &mut Options, state: &AppState, owner: Owner) -> 
     Ok(Continuation::of(snapshot, plan))
 }
 
-/// The conversation that a request continues.
+/// Returns the conversation that a request continues, if any.
 pub(super) async fn base(
     wire: &ResponseRequest,
     state: &AppState,
@@ -131,7 +131,7 @@ pub(super) async fn base(
     Ok(Some(conversation(state, owner, previous).await?.0))
 }
 
-/// The conversation that ends with a response.
+/// Returns the conversation that ends with a stored response, and its version.
 async fn conversation(state: &AppState, owner: Owner, id: &str) -> Result<(Arc<Snapshot>, VersionId), ApiError> {
     let param = "previous_response_id";
     let id = response_id(id, param)?;
@@ -141,7 +141,7 @@ async fn conversation(state: &AppState, owner: Owner, id: &str) -> Result<(Arc<S
     Ok((snapshot, version))
 }
 
-/// The response at its start.
+/// Creates the response object as it is at the start.
 fn new_object(wire: &ResponseRequest, format: TextFormat, served: &Served) -> Object {
     Object {
         id: ResponseId::new().to_string(),
@@ -243,12 +243,12 @@ fn path_id(id: Result<Path<String>, PathRejection>) -> Result<ResponseId, ApiErr
     response_id(&id, "id")
 }
 
-/// A response's id from a client; a malformed one is reported as missing.
+/// Parses a response's id from a client; a malformed one is reported as missing.
 fn response_id(id: &str, param: &str) -> Result<ResponseId, ApiError> {
     ResponseId::parse(id).ok_or_else(|| ApiError::missing(param, "response"))
 }
 
-/// Whichever part of a response is missing, the client is told of the response.
+/// Converts an error of the store. Whichever part of a response is missing, the client is told that the response is.
 fn not_found(error: StoreError, param: &str) -> ApiError {
     match error {
         StoreError::NotFound { .. } => ApiError::missing(param, "response"),

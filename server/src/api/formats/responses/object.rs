@@ -56,8 +56,8 @@ pub(in crate::api) struct Object {
     #[schema(required)]
     pub(super) user: Option<String>,
     pub(super) metadata: BTreeMap<String, String>,
-    /// An addition: text that a response which continues this one begins with. It is held back because it may be the
-    /// beginning of a stop string.
+    /// An addition to OpenAI's format: text that was held back because it may be the beginning of a stop string. A
+    /// response that continues this one begins with it.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub(super) held_text: String,
 }
@@ -143,7 +143,7 @@ enum FormatKind {
     JsonSchema,
 }
 
-/// The model's context has no end, so both mean the same.
+/// What to do with input that exceeds the context. The context has no limit, so both values mean the same.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 #[schema(as = ResponseTruncation)]
@@ -153,7 +153,7 @@ pub(super) enum Truncation {
     Auto,
 }
 
-/// Tokens that a response took. As in OpenAI's count, the conversation before is part of the input.
+/// The tokens that a response used. As in OpenAI's count, the earlier conversation is part of the input.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize, ToSchema)]
 pub(super) struct ResponseUsage {
     pub(super) input_tokens: u64,
@@ -166,7 +166,7 @@ pub(super) struct ResponseUsage {
 #[derive(Clone, Copy, Debug, Serialize, Deserialize, ToSchema)]
 #[schema(as = ResponseInputDetails)]
 pub(super) struct InputDetails {
-    /// Tokens that were in a state already and were not computed.
+    /// Tokens that were not computed, because a state had already read them.
     pub(super) cached_tokens: u64,
     /// Tokens that this response added to the stored state.
     pub(super) cache_write_tokens: u64,

@@ -1,4 +1,4 @@
-//! The output of a response as it is generated: which items it has, and the events of each.
+//! The output of a response while it is generated: its items, and the events of each.
 
 use rand::Rng;
 
@@ -10,7 +10,7 @@ use super::items::{
 use crate::api::run::answer::AnswerSplitter;
 use crate::api::run::tool_calls::Piece;
 
-/// The output of one response, of which the last item may be unfinished.
+/// The output of one response, whose last item may be unfinished.
 pub(super) struct Output {
     splitter: AnswerSplitter,
     items: Vec<OutputItem>,
@@ -40,7 +40,7 @@ impl Output {
         Self { splitter, items: Vec::new(), open: false }
     }
 
-    /// Whether the answer may begin with reasoning, or has not ended it.
+    /// Whether reasoning may still begin, or has not ended.
     pub(super) fn may_reason(&self) -> bool {
         self.splitter.may_reason()
     }
@@ -55,29 +55,29 @@ impl Output {
         self.splitter.is_reasoning()
     }
 
-    /// The beginning of the answer. If it can be nothing but text, its message begins at once.
+    /// Begins the answer. If it can hold only text, its message begins at once.
     pub(super) fn open(&mut self, to: &mut Events<'_>) {
         if self.splitter.is_text() {
             self.begin(OutputItem::Message(Message::begun()), to);
         }
     }
 
-    /// Adds text of the answer.
+    /// Adds generated text to the answer.
     pub(super) fn push(&mut self, text: &str, to: &mut Events<'_>) {
         let pieces = self.splitter.push(text);
         self.take(pieces, to);
     }
 
-    /// Ends the answer, whose status is the response's.
+    /// Ends the answer. `status` is that of the response.
     pub(super) fn finish(&mut self, status: Status, to: &mut Events<'_>) {
         let pieces = self.splitter.finish();
         self.take(pieces, to);
-        // Clients expect a message, be it empty.
+        // Clients expect a message, even an empty one.
         if self.splitter.ends_with_text() && !matches!(self.items.last(), Some(OutputItem::Message(_))) {
             self.begin(OutputItem::Message(Message::begun()), to);
         }
         let status = match self.items.last() {
-            // An answer may end in a call, at a stop string or at its greatest length, and also right after one.
+            // A stop string or the length limit may end an answer in the middle of a call, or right after one.
             Some(OutputItem::Call(_)) if self.splitter.has_called() => Status::Completed,
             Some(OutputItem::Call(_)) => Status::Incomplete,
             _ => status,
@@ -85,7 +85,7 @@ impl Output {
         self.end(status, to);
     }
 
-    /// The items as they are when the answer fails.
+    /// Returns the items of an answer that fails.
     pub(super) fn failed(&self) -> Vec<OutputItem> {
         let mut items = self.items.clone();
         if let Some(last) = items.last_mut() {
@@ -94,7 +94,7 @@ impl Output {
         items
     }
 
-    /// All items, after [`Self::finish`].
+    /// Returns all items. Call [`Self::finish`] first.
     pub(super) fn items(&self) -> &[OutputItem] {
         &self.items
     }
@@ -150,7 +150,7 @@ impl Output {
 }
 
 impl OutputItem {
-    /// Sends all events of an item that is complete.
+    /// Sends all events of a complete item.
     pub(super) fn replay(&self, output_index: usize, to: &mut Events<'_>) {
         self.send_begin(output_index, to);
         let text = self.clone().text_mut().clone();
@@ -168,7 +168,7 @@ impl OutputItem {
         }
     }
 
-    /// The text of a message or of reasoning, or the arguments of a call.
+    /// Returns the text of a message or of reasoning, or the arguments of a call.
     fn text_mut(&mut self) -> &mut String {
         match self {
             Self::Message(message) => {

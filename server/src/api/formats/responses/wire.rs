@@ -23,7 +23,7 @@ use crate::api::sessions::{MetadataField, metadata};
 /// The field `include`.
 struct IncludeField;
 
-/// What OpenAI's server includes of outputs that this one does not make.
+/// Values of `include` for outputs that this server never makes.
 const NEVER_MADE: [&str; 7] = [
     "code_interpreter_call.outputs",
     "computer_call_output.output.image_url",
@@ -38,7 +38,7 @@ json_schemas! {
     IncludeField: "NeverIncluded" = {"type": "array", "items": {"enum": NEVER_MADE}};
 }
 
-/// The format that the text is to have. Other fields, such as `verbosity`, are ignored.
+/// The format that the text must have. Other fields, such as `verbosity`, are ignored.
 #[derive(Debug, Deserialize, ToSchema)]
 pub(super) struct TextConfig {
     /// Plain text, any JSON object, or JSON with a schema. Default: plain text.
@@ -46,7 +46,7 @@ pub(super) struct TextConfig {
     format: Option<Value>,
 }
 
-/// Additions to a stream; only if `stream` is true.
+/// Options of a stream; only if `stream` is true.
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(as = ResponseStreamOptions)]
 pub(super) struct StreamOptions {
@@ -55,24 +55,25 @@ pub(super) struct StreamOptions {
 }
 
 openai_request! {
-    /// A request for a response as OpenAI defines it, with this server's additions for sampling. A field that is null
+    /// A request for a response, as OpenAI defines it, with this server's additions for sampling. A field that is null
     /// counts as absent.
     ResponseRequest {
-        /// Without it, a response that was cut off is continued.
+        /// The new input. Without it, a response that was cut off is continued.
         input: Option<Input>,
         /// A system prompt before the input.
         pub(super) instructions: Option<String>,
         /// The response to continue from.
         pub(super) previous_response_id: Option<String>,
-        /// Whether the response is stored, to be retrieved and continued. Default: true, if the API key may.
+        /// Whether to store the response, so that it can be retrieved and continued. Default: true, if the API key may
+        /// do so.
         pub(super) store: Option<bool>,
         stream_options: Option<StreamOptions>,
-        /// Most tokens to generate. Default: 1,024, or the server's limit if that is lower.
+        /// Maximum number of tokens to generate. Default: 1,024, or the server's limit if that is lower.
         #[schema(value_type = Option<schemas::MaxTokens>)]
         pub(super) max_output_tokens: Option<u64>,
         #[schema(value_type = Option<MetadataField>)]
         pub(super) metadata: Option<BTreeMap<String, String>>,
-        /// Returned in the response, and otherwise not used.
+        /// Returned in the response; otherwise not used.
         pub(super) user: Option<String>,
         /// Functions that the answer may call.
         #[schema(value_type = Option<Vec<FlatTool>>, max_items = 128)]
@@ -84,15 +85,15 @@ openai_request! {
         pub(super) parallel_tool_calls: Option<bool>,
         pub(super) truncation: Option<Truncation>,
         text: Option<TextConfig>,
-        /// Accepted for outputs that the server never makes, which are then never included.
+        /// Accepted only for outputs that the server never makes, so it has no effect.
         #[schema(value_type = Option<IncludeField>)]
         include: Option<Vec<String>>,
     }
 }
 
 impl ResponseRequest {
-    /// Refuses what is not supported. Returns the text's format as the response shows it, the grammar, and the fields that
-    /// have no effect.
+    /// Refuses what is not supported. Returns the text's format as the response shows it, the grammar, and the fields
+    /// that have no effect.
     pub(super) fn check(&mut self) -> Result<(TextFormat, GrammarParameters, Ignored), ApiError> {
         let ignored = unsupported::check::<Self>(&self.rest)?;
         let (format, asked) = self.text_format()?;
@@ -129,7 +130,7 @@ impl ResponseRequest {
         Ok((shown, asked))
     }
 
-    /// The internal request, after [`Self::check`].
+    /// Converts the body to the internal request. Call [`Self::check`] first.
     pub(super) fn convert(mut self, grammar: GrammarParameters) -> Result<TextRequest, ApiError> {
         let names = ParameterNames::openai("input", "max_output_tokens");
         let tools = tools::read_flat(

@@ -1,5 +1,5 @@
-//! Streams that end on another server than the one on which they began: each event has the bytes that the first server has
-//! sent, or would have sent.
+//! Streams that begin on one server and end on another: each event has the same bytes that the first server sent, or
+//! would have sent.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::text::ChatTemplate;
 mod overtaken;
 mod parked;
 
-/// Drafts cost nothing, so every one that is proposed is read.
+/// Costs that make drafts free, so that every proposed draft is verified.
 const FREE: PassCosts = PassCosts { step: PassCost { base: 1.0, each: 0.0 }, chunk: PassCost { base: 1.0, each: 0.0 } };
 
 /// A chat template whose answers begin with reasoning.
@@ -31,12 +31,12 @@ struct Server {
     engine: EngineHandle,
 }
 
-/// A server of the cluster, with the shipped model.
+/// Starts a server of the cluster, with the shipped model.
 fn server(cluster: &Arc<Cluster>) -> Server {
     server_of(cluster, 0, |_| ())
 }
 
-/// The same with drafts, or another model.
+/// Like [`server`], with drafts or a changed model.
 fn server_of(cluster: &Arc<Cluster>, draft_max: usize, change: impl Fn(&mut Served)) -> Server {
     let checkpoint = Path::new(env!("CARGO_MANIFEST_DIR")).join("../weights/checkpoints/tidegate-tiny");
     let engine = EngineOptions { draft_max, pass_costs: Some(FREE), ..EngineOptions::default() };
@@ -68,7 +68,7 @@ impl Server {
         json_of(found).await["version"].as_str().unwrap().to_owned()
     }
 
-    /// A resumable stream in a new session: the session, the stream's id, the version that it makes, and the response.
+    /// Starts a resumable stream in a new session; returns the session, the stream's id, its version, and the response.
     async fn stream(&self, path: &str, body: &Value) -> (String, String, String, BodyDataStream) {
         let session = self.session().await;
         let response = self.send(request(path, body, &session)).await;
@@ -82,7 +82,7 @@ impl Server {
         self.send(get(id, last)).await
     }
 
-    /// The events after number `last`.
+    /// Returns the events after number `last`.
     async fn rest(&self, id: &str, last: Option<usize>) -> Vec<String> {
         let response = self.resume(id, last).await;
         assert_eq!(response.status(), StatusCode::OK);
@@ -123,12 +123,12 @@ async fn json_of(response: Response<Body>) -> Value {
     serde_json::from_str(&text(response).await).unwrap()
 }
 
-/// The events of a stream, each with its number and its name.
+/// Splits a stream into its events, each with its number and its name.
 fn events(stream: &str) -> Vec<String> {
     stream.split_terminator("\n\n").map(str::to_owned).collect()
 }
 
-/// What has arrived by now.
+/// Returns the events that have arrived by now.
 fn arrived(body: &mut BodyDataStream) -> Vec<String> {
     let mut text = String::new();
     while let Some(Some(chunk)) = body.next().now_or_never() {
@@ -146,7 +146,7 @@ fn data(event: &str) -> Value {
     serde_json::from_str(event.lines().find_map(|line| line.strip_prefix("data: ")).unwrap()).unwrap_or_default()
 }
 
-/// Requests of both formats that have sessions, with all that shapes their events.
+/// Requests in both formats that have sessions, with all features that shape their events.
 fn requests() -> Vec<(&'static str, &'static str, Value)> {
     let usage = json!({"include_usage": true, "continuous_usage_stats": true});
     let schema = json!({"type": "object", "required": ["size"], "additionalProperties": false,
@@ -198,7 +198,7 @@ async fn drafts_other_rows_and_other_servers_change_no_byte() {
         assert!(all.len() > 3, "{name}: {all:?}");
         assert!(all.iter().any(|event| data(event)["session"]["version"] == version), "{name}: {all:?}");
         assert!(!all.concat().contains("timings"), "{name}");
-        // Beside texts that take part in its steps.
+        // Beside other texts in the same batch.
         let other = post("/v1/completions", &json!({"prompt": "A cat", "max_tokens": 40, "n": 3, "seed": 1}));
         let (again, other) = tokio::join!(drafting.rest(&id, None), drafting.send(other));
         assert_eq!(other.status(), StatusCode::OK);
@@ -235,7 +235,7 @@ async fn a_server_that_dies_before_its_commit_leaves_the_turn_to_another() {
         for read in [0, 1, usize::MAX] {
             let cluster = Cluster::new();
             let (first, second) = (server(&cluster), server(&cluster));
-            // What only one of them knows of the prompt changes no event.
+            // A prompt that only one server has cached changes no event.
             let knows = if read == 0 { &first } else { &second };
             whole(knows.stream(path, &body).await.3).await;
             first.member.dies(Death::BeforeCommit);
@@ -249,7 +249,7 @@ async fn a_server_that_dies_before_its_commit_leaves_the_turn_to_another() {
             assert_eq!(rest[..had.len() - read], had[read..], "{name}");
             assert!(rest.last().unwrap().ends_with("data: [DONE]"), "{name}: {rest:?}");
             assert_eq!(second.head(&session).await, version, "{name}");
-            // Others can compute it as well, now that it is committed.
+            // Other servers can compute it as well, now that it is committed.
             let third = server(&cluster);
             assert_eq!(third.rest(&id, read.checked_sub(1)).await, rest, "{name}");
             assert_eq!(third.head(&session).await, version);
@@ -346,7 +346,7 @@ async fn a_server_that_shuts_down_gives_its_streams_up() {
         text += std::str::from_utf8(&again.next().await.unwrap().unwrap()).unwrap();
     }
     assert_eq!(events(&text)[..had.len()], had);
-    // It is ended early now, which no other server can repeat.
+    // It is now ended early, which no other server can repeat.
     let end = || Request::delete(format!("/v1/streams/{id}")).body(Body::empty()).unwrap();
     assert_eq!(second.send(end()).await.status(), StatusCode::NO_CONTENT);
     assert_eq!(cluster.streams(), 0);
@@ -365,7 +365,7 @@ async fn a_stream_begins_only_once_it_is_recorded() {
     let refused = first.send(request("/v1/completions", &body, &session)).await;
     assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
     assert_eq!(first.engine.stats().admitted, 0);
-    // Several texts end with their server, and say how long they took.
+    // A stream of several texts is not recorded, and says how long they took.
     let several = json!({"prompt": "Once", "max_tokens": 4, "n": 2, "keep": "best"});
     let (_, id, _, stream) = first.stream("/v1/completions", &several).await;
     assert!(whole(stream).await.concat().contains("timings"));

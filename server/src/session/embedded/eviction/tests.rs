@@ -1,4 +1,4 @@
-//! The choice of what to evict, against a plain model of it, and how much of the index it reads.
+//! Compares the choice of what to evict with a simple model of it, and counts the index rows that the search reads.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,7 +13,7 @@ use crate::session::index::{Bounds, Limits, Shortfall, VersionRow};
 
 const LINEAGE: usize = 1000;
 
-/// Owner number `number`.
+/// Returns the owner with this number.
 fn owner(number: u64) -> Owner {
     Owner(u128::from(number).to_be_bytes())
 }
@@ -65,17 +65,17 @@ struct Thing {
     name: String,
     owner: Owner,
     rank: u64,
-    /// The versions that it keeps, by position.
+    /// The versions it keeps, with their positions.
     kept: Vec<(u64, usize)>,
-    /// `None`: it is a response.
+    /// The head; `None` for a response.
     head: Option<usize>,
 }
 
-/// What is stored, as plain lists beside the index.
+/// The index, and beside it the expected contents as plain lists.
 struct World {
     index: OpenIndex,
     things: Vec<Thing>,
-    /// Bytes by number.
+    /// Size of each version in bytes, by number.
     versions: Vec<u64>,
     now: u64,
 }
@@ -98,7 +98,7 @@ impl World {
         self.index.read(|tables| tables.session(name)).expect("a row").expect("the session")
     }
 
-    /// A session with these versions, the last of which is its head.
+    /// Creates a session with versions of these sizes; the last one is its head.
     fn create(&mut self, owner: Owner, sizes: &[u64]) {
         let used = self.tick();
         let name = format!("ses_{:032x}", u128::MAX - u128::from(used));
@@ -150,7 +150,7 @@ impl World {
         Some(sessions[choice.checked_rem(sessions.len())?])
     }
 
-    /// Stores a session's row, with a new use, after `work` has changed it.
+    /// Stores a session's row after `work` has changed it, with a new time of last use.
     fn put(&mut self, at: usize, work: impl FnOnce(&mut Write<'_>, &str, &mut SessionRow) -> Result<(), IndexError>) {
         let used = self.tick();
         self.things[at].rank = used;
@@ -176,12 +176,12 @@ impl World {
         thing.head = Some(version);
     }
 
-    /// A session with the same versions.
+    /// Creates a session with the same versions.
     fn fork(&mut self, at: usize) {
         let mut fork = self.things[at].clone();
         fork.rank = self.tick();
         fork.name = format!("ses_{:032x}", u128::MAX - u128::from(fork.rank));
-        // The head comes last in a fork.
+        // The head is the last version in a fork.
         fork.kept.sort_by_key(|(position, version)| (Some(*version) == fork.head, *position));
         for (position, kept) in (0..).zip(&mut fork.kept) {
             kept.0 = position;
@@ -220,7 +220,7 @@ impl World {
         change(&self.index, |write| write.remove_session(&thing.name, &row));
     }
 
-    /// What each owner uses, each version counted once.
+    /// Returns the bytes that each owner uses, counting each version once.
     fn usage(&self) -> BTreeMap<Owner, u64> {
         let kept: BTreeSet<(Owner, usize)> = self
             .things
@@ -235,8 +235,8 @@ impl World {
         usage
     }
 
-    /// The versions that may be evicted, each with its holders, in the order of the eviction. A version is as recently used as
-    /// the session that used it last.
+    /// Returns the versions that may be evicted, each with its holders, in eviction order. A version counts as used
+    /// when the most recently used of its sessions was.
     fn evictable(&self, of: Owner) -> Vec<(usize, Vec<Holder>)> {
         let mut holders: BTreeMap<usize, Vec<(u64, String, u64)>> = BTreeMap::new();
         for thing in self.things.iter().filter(|thing| thing.owner == of) {
@@ -252,7 +252,7 @@ impl World {
         found.into_iter().map(|(version, holders)| (version, holders.into_iter().map(holder).collect())).collect()
     }
 
-    /// The definition of what is evicted for `bytes` of `writer`; `None`: they cannot be stored.
+    /// Returns what the definition evicts to store `bytes` of `writer`; `None` if they cannot be stored.
     fn expected(&self, writer: Owner, bytes: u64, disk: u64) -> Option<BTreeSet<Holder>> {
         let mut usage = self.usage();
         *usage.entry(writer).or_default() += bytes;
@@ -318,7 +318,7 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         2 => (owner.clone(), proptest::collection::vec(bytes.clone(), 0..4), any::<bool>()).prop_map(
             |(owner, mut sizes, empty)| {
-                // A conversation may begin with an empty version.
+                // A conversation may start with an empty version.
                 if empty || sizes.is_empty() {
                     sizes.insert(0, 0);
                 }
@@ -354,7 +354,7 @@ proptest! {
                 Step::Delete(choice) => if let Some(at) = world.session(choice) { world.delete(at) },
             }
         }
-        // The order of the owners in memory is the one that the rows give.
+        // The totals in memory rank the owners in the same order as the rows do.
         let kept = world.index.capacity.ranked();
         let totals = world.index.with(|database| read_totals(&Tables::reading(&database.begin_read()?)?));
         world.index.capacity.replace(totals.expect("totals"));
@@ -362,15 +362,16 @@ proptest! {
     }
 }
 
-/// The rows that are read to free one version of an owner over its share, beside `others` sessions of each kind.
+/// Returns the number of rows read to free one version of an owner over its share, beside `others` sessions of each
+/// kind.
 fn rows_read(others: u64) -> u64 {
     let mut world = World::new();
     for number in 0..others {
         // Within its share.
         world.create(owner(1000 + number), &[1, 1]);
-        // Over its share, with nothing that could be evicted.
+        // Over its share, but with nothing to evict.
         world.create(owner(10_000 + number), &[0, 500]);
-        // The same owner's.
+        // Sessions of the owner that is over its share.
         world.create(owner(1), &[0, 1]);
         world.create(owner(1), &[1]);
     }

@@ -1,18 +1,18 @@
-//! Comparing all that an index says with the model.
+//! Compares everything that an index says with the model.
 
 use super::*;
 
-/// A row without what only its index knows.
+/// Returns a row without the fields that only its index knows.
 fn plain(row: SessionRow) -> SessionRow {
     SessionRow { number: 0, next: 0, kept: 0, known: 0, ..row }
 }
 
-/// The same; whether anything keeps the version is left.
+/// Like [`plain`]; keeps only whether anything keeps the version.
 fn plain_version(row: VersionRow) -> VersionRow {
     VersionRow { kept_by: row.kept_by.min(1), known_by: 0, ..row }
 }
 
-/// A row that a change returns, which may be the one before anything kept the version.
+/// Returns a row as a change returns it, which may be the row before anything kept the version.
 fn described(row: VersionRow) -> VersionRow {
     VersionRow { kept_by: 0, known_by: 0, ..row }
 }
@@ -39,7 +39,7 @@ pub(super) fn edits(found: Result<Edited, StoreError>, expected: Result<Edited, 
 }
 
 impl World {
-    /// Everything that can be read, whoever asks.
+    /// Compares everything that can be read, whoever asks.
     pub(super) async fn agree(&mut self) {
         for number in 0..2 {
             self.agree_on_lists(owner(number)).await;
@@ -136,7 +136,7 @@ impl World {
             let text = self.model.text(id.as_str());
             assert_eq!(self.index.text(id.as_str(), usize::MAX).await, Ok(text.clone()));
             for bytes in [1, self.part(400)] {
-                // The first rows that have so many bytes.
+                // The first rows, until they have this many bytes.
                 let mut read = 0;
                 let first = text.iter().take_while(|(_, row)| {
                     let more = read < bytes;
@@ -148,7 +148,7 @@ impl World {
         }
     }
 
-    /// A size of pages up to `most`, another one after each step.
+    /// Returns a page size of at most `most`, which changes after each step.
     fn part(&self, most: usize) -> usize {
         1 + (self.now / TICK * 31) as usize % most
     }
@@ -181,7 +181,7 @@ impl World {
         assert_eq!(missing, expected.collect());
     }
 
-    /// Returns what each owner has stored.
+    /// Compares the totals, and returns what each owner has stored.
     fn agree_on_totals(&self) -> HashMap<Owner, u64> {
         let mut expected = Totals { sessions: self.model.sessions.len() as u64, ..Totals::default() };
         let mut owners: HashMap<Owner, u64> = HashMap::new();
@@ -211,7 +211,7 @@ impl World {
         owners
     }
 
-    /// What is reserved, and the owners that may lose something, in the order of what they use.
+    /// Compares the reserved space, and the order of the owners that may lose something by what they use.
     fn agree_on_space(&mut self, mut owners: HashMap<Owner, u64>) {
         let mut reserved = 0;
         for (version, reservation) in &self.reserved {

@@ -1,25 +1,25 @@
-//! An index as `interleavings.rs` sees it: what it says after some changes, and how it answers the next one. What an index
-//! does depends on nothing but the transactions before, so the real one is asked each question once, on a session of its own,
-//! and the answer is remembered.
+//! An index as `interleavings.rs` sees it: what it says after some changes, and how it answers the next one. An index
+//! depends only on the transactions so far, so the real one is asked each question once, on a session of its own, and
+//! the answer is remembered.
 
 use super::*;
 
-/// A set of versions, which are numbered in the order of their turns: 0 is the session's first.
+/// A bit set of versions, numbered in the order of their turns: 0 is the session's first.
 pub(super) type Set = u16;
 
 pub(super) fn has(set: Set, version: u8) -> bool {
     set >> version & 1 == 1
 }
 
-/// Most versions of one session.
+/// Maximum number of versions of one session.
 const VERSIONS: u8 = 5;
 
-/// A change that somebody asks for.
+/// A change that is requested of the index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Ask {
     Commit {
         version: u8,
-        /// The version from which the turn has started.
+        /// The version from which the turn started.
         parent: u8,
         /// Whether the head must still be that version.
         fenced: bool,
@@ -29,7 +29,7 @@ pub(super) enum Ask {
     Rewind,
     /// The sweep claims those of the objects that the index does not name, so that no later commit may name them.
     Claim(Set),
-    /// The sweep has removed these.
+    /// The sweep has removed these objects.
     Forget(Set),
 }
 
@@ -50,12 +50,12 @@ pub(super) struct Entry {
     pub(super) kept: bool,
 }
 
-/// All that the index says.
+/// Everything that the index says.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct View {
     pub(super) head: u8,
     pub(super) list: Vec<Entry>,
-    /// The versions in the receipts.
+    /// The versions named by the receipts.
     pub(super) receipts: [Option<u8>; 2],
     pub(super) garbage: Set,
     pub(super) claimed: Set,
@@ -66,7 +66,7 @@ impl View {
         self.list.iter().any(|entry| entry.version == version)
     }
 
-    /// The versions whose objects must exist.
+    /// Returns the versions whose objects must exist.
     pub(super) fn kept(&self) -> Set {
         self.list.iter().filter(|entry| entry.kept).fold(0, |set, entry| set | 1 << entry.version)
     }
@@ -75,13 +75,13 @@ impl View {
 pub(super) struct Asked<'i> {
     index: &'i dyn Index,
     keep: usize,
-    /// Each thing that the index may say, and a way there.
+    /// Each distinct view of the index, and a sequence of changes that leads to it.
     views: Vec<(View, Vec<Ask>)>,
     answers: HashMap<(usize, Ask), (Answer, usize)>,
 }
 
 impl<'i> Asked<'i> {
-    /// Sessions keep `keep` versions.
+    /// Creates sessions that keep `keep` versions.
     pub(super) async fn new(index: &'i dyn Index, keep: usize) -> Self {
         let mut asked = Self { index, keep, views: Vec::new(), answers: HashMap::new() };
         let session = Session::new(index, keep).await;
@@ -94,12 +94,12 @@ impl<'i> Asked<'i> {
         &self.views[at].0
     }
 
-    /// How many questions the index was asked.
+    /// Returns how many questions the index was asked.
     pub(super) fn questions(&self) -> usize {
         self.answers.len()
     }
 
-    /// The answer of an index that says what is at `at`, and where what it says then is.
+    /// Asks the index in view number `at`; returns its answer, and the number of the view afterward.
     pub(super) async fn ask(&mut self, at: usize, ask: Ask) -> (Answer, usize) {
         if let Some(known) = self.answers.get(&(at, ask)) {
             return *known;
@@ -109,7 +109,8 @@ impl<'i> Asked<'i> {
         for earlier in &way {
             session.ask(*earlier).await;
         }
-        // The embedded index has one server, which knows what it uploads, and therefore claims nothing. Here it does.
+        // The embedded index has one server, which knows what it uploads, and therefore claims nothing. Here the test
+        // applies the claims.
         let answer = match ask {
             Ask::Commit { version, .. } if !self.index.is_shared() && has(view.claimed, version) => Answer::Refused,
             ask => session.ask(ask).await,
@@ -132,7 +133,7 @@ impl<'i> Asked<'i> {
 struct Session<'i> {
     index: &'i dyn Index,
     keep: usize,
-    /// It has nothing else, not even the same receipts as another session.
+    /// An owner of its own, which has nothing else and shares no receipts with other sessions.
     owner: Owner,
     id: SessionId,
     versions: Vec<VersionId>,
@@ -238,7 +239,7 @@ impl<'i> Session<'i> {
         View { head: number(&row.head), list, receipts, garbage: self.set(&garbage), claimed }
     }
 
-    /// Leaves nothing behind for the next session.
+    /// Removes the session, so that it leaves nothing behind for the next one.
     async fn end(self) {
         self.index.delete(self.owner, &self.id).await.expect("the session is removed");
         self.index.forget_garbage(self.versions).await.expect("the garbage is forgotten");

@@ -1,13 +1,14 @@
-//! The protocol of turns on several servers, in every order of its steps: two requests on two servers, each of which may
-//! crash at any point or sleep there for as long as the others have anything to do, a connection to the index that breaks
-//! during a commit, a client that retries, and a sweep. The index is a real one (`asked.rs`).
+//! Model checking of the turn protocol: two requests on two servers, in every order of their steps. Each server may
+//! crash at any point, or sleep there as long as others have anything to do; a connection to the index breaks during a
+//! commit; a client retries; and a sweep runs. The index is a real one (`asked.rs`).
 //!
-//! A server that sleeps is one whose next step comes late, so every order has all of its ways to sleep. A lease ends at any
-//! time, even while its server runs, and the sweep waits for nothing. Steps that nobody else can notice are left out.
+//! A sleeping server is one whose next step comes late, so the set of all orders covers every way to sleep. A lease may
+//! end at any time, even while its server runs, and the sweep waits for nothing. Steps that nobody else can observe are
+//! left out.
 //!
-//! In every state, the versions are a chain without a version twice, the head is the last of it, each object that a version
-//! needs exists, what was acknowledged is in the chain, what was refused is not, and no request has two versions there. At the
-//! end, a second sweep leaves no other object.
+//! In every state, the versions form a chain without duplicates, the head is the last of them, every object that a
+//! version needs exists, every acknowledged version is in the chain, every refused one is not, and no request has two
+//! versions in it. At the end, a second sweep leaves no other object.
 
 use futures_util::future::BoxFuture;
 
@@ -38,14 +39,14 @@ const FLAWS: [(Flaw, Scenario); 7] = [
 
 struct Explorer<'i> {
     protocol: Protocol<'i>,
-    /// In how many ways what follows each state can happen.
+    /// For each state, the number of orders in which the rest can happen.
     seen: HashMap<State, u128>,
-    /// What has happened in the order that is being explored.
+    /// The events so far in the order that is being explored.
     trace: Vec<Event>,
 }
 
-/// Takes two turns on two servers in every order, and finds what is wrong with each protocol that has a flaw. Not `all`: without
-/// the orders that ask the index most questions.
+/// Runs two turns on two servers in every order, and checks that a problem is found in each flawed protocol. If `all`
+/// is false, skips the orders that need the most questions to the index.
 pub(crate) async fn interleaves(all: bool, index: Arc<dyn Index>) {
     let mut reached = HashSet::new();
     for scenario in SCENARIOS.into_iter().filter(|scenario| all || scenario.name != KEYED.name) {
@@ -72,7 +73,7 @@ impl<'i> Explorer<'i> {
         Self { protocol, seen: HashMap::new(), trace: Vec::new() }
     }
 
-    /// Takes every step that is possible, and returns in how many ways the rest can happen.
+    /// Takes every possible step, and returns in how many orders the rest can happen.
     fn explore(&mut self, state: State) -> BoxFuture<'_, Result<u128, String>> {
         Box::pin(async move {
             if let Some(orders) = self.seen.get(&state) {
@@ -98,7 +99,7 @@ impl<'i> Explorer<'i> {
         })
     }
 
-    /// What must never be so.
+    /// Returns the violation of an invariant in this state, if there is one.
     fn problem(&self, state: &State) -> Option<String> {
         let view = self.protocol.asked.view(state.index);
         for (at, entry) in view.list.iter().enumerate() {
@@ -136,7 +137,7 @@ impl<'i> Explorer<'i> {
         None
     }
 
-    /// What is wrong when everything has ended, and another sweep has removed what nothing needs.
+    /// Returns the problem that is left when everything has ended and another sweep has removed what nothing needs.
     async fn leftover(&mut self, mut state: State) -> Option<String> {
         state.sweep = Sweep::List;
         while let Some((_, after)) = self.protocol.sweep(&state).await {

@@ -1,5 +1,6 @@
-//! What every implementation of [`Index`] is tested with: random operations, each with the result that the definition in
-//! `model.rs` gives, races for a session's head and for an owner's last session, and turns on two servers in every order.
+//! Tests that every implementation of [`Index`] must pass: random operations, each compared with the result of the
+//! model in `model.rs`, races for a session's head and for an owner's last session, and turns on two servers in every
+//! order.
 
 mod agree;
 mod asked;
@@ -25,7 +26,7 @@ use crate::session::patch::Patch;
 use crate::session::tag::{TagName, VersionRef};
 use crate::session::text::AddedText;
 
-/// Milliseconds between two operations, which all have times of their own.
+/// Milliseconds between two operations; each operation has its own time.
 const TICK: u64 = 1000;
 
 fn owner(number: u8) -> Owner {
@@ -40,7 +41,7 @@ fn tag(number: u8) -> TagName {
     TagName::parse(&format!("tag-{number}")).expect("a name")
 }
 
-/// An answer that shows what its function is given, and cannot be made of some sessions.
+/// An answer that shows what its function is given; it fails for some sessions.
 fn answer() -> Answer {
     Answer(Arc::new(|Forks { sessions, head }| {
         if sessions.iter().any(|(_, row)| row.metadata.get("a").is_some_and(|bytes| bytes == "4")) {
@@ -54,7 +55,7 @@ fn answer() -> Answer {
 /// The index, the model, and everything that has ever existed.
 struct World {
     index: Arc<dyn Index>,
-    /// The same, or that of another server.
+    /// The same index, or that of another server.
     other: Arc<dyn Index>,
     model: Model,
     sessions: Vec<(Owner, SessionId)>,
@@ -62,9 +63,9 @@ struct World {
     /// The owner of each version.
     owners: HashMap<String, Owner>,
     responses: Vec<ResponseId>,
-    /// The space that the requests of this step have reserved for new versions.
+    /// The space that the requests of the current step have reserved for new versions.
     reserved: Vec<(String, Arc<Reservation>)>,
-    /// How many ids were made.
+    /// The number of ids made so far.
     ids: u128,
     now: u64,
 }
@@ -72,13 +73,13 @@ struct World {
 /// Bytes that each new version reserves.
 const RESERVED: u64 = 100;
 
-/// The seed without `TIDEGATE_SEED`, and the cases with which it reaches each refusal.
+/// The default seed if `TIDEGATE_SEED` is not set, and the number of cases with which it reaches each refusal.
 const SEED: u64 = 1;
 const MANY: u32 = 64;
 
-/// Runs random operations on indexes, others with another `TIDEGATE_SEED`. `start` is called for each case, and returns what
-/// opens an index in a new place, and opens it again after the test has closed it; `lasts` says whether what was stored is then
-/// still there.
+/// Runs random operations on indexes; another `TIDEGATE_SEED` gives other operations. `start` is called for each case;
+/// the function that it returns opens an index in a new place, and opens it again after the test has closed it. `lasts`
+/// says whether what was stored then still exists.
 pub(crate) fn conforms<O: AsyncFn() -> Arc<dyn Index>>(cases: u32, lasts: bool, start: impl Fn() -> O) {
     let seed = std::env::var("TIDEGATE_SEED").map_or(SEED, |seed| seed.parse().expect("TIDEGATE_SEED is a number"));
     let bytes: Vec<u8> = (0..4).flat_map(|word| u64::to_le_bytes(seed + word)).collect();
@@ -127,7 +128,7 @@ impl World {
         Self { index, other, model, sessions, versions, owners, responses, reserved, ids, now: 1_000_000_000 }
     }
 
-    /// The digits of a new id. They are the same in each run, and not in the order of creation.
+    /// Returns the digits of a new id. They are the same in each run, and not in order of creation.
     fn digits(&mut self) -> String {
         self.ids += 1;
         format!("{:032x}", self.ids.wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835))
@@ -142,15 +143,15 @@ impl World {
     }
 
     fn session(&self, choice: usize) -> Option<(Owner, SessionId)> {
-        // The first ones are chosen more often, so that some sessions get long.
+        // The first sessions are chosen more often, so that some get long lists.
         let among = if choice.is_multiple_of(3) { self.sessions.len() } else { self.sessions.len().min(3) };
         let (owner, id) = self.sessions.get((choice / 3).checked_rem(among)?)?.clone();
-        // Now and then somebody else asks.
+        // Sometimes another owner asks.
         Some((if choice % 11 == 10 { Owner([9; 16]) } else { owner }, id))
     }
 
     fn version(&self, choice: usize) -> VersionId {
-        // Newer ones are chosen more often, because old ones are gone.
+        // Newer versions are chosen more often, because old ones are gone.
         let recent = self.versions.len().min(if choice.is_multiple_of(4) { usize::MAX } else { 8 });
         match choice.checked_rem(recent) {
             Some(at) => self.versions[self.versions.len() - 1 - at].clone(),
@@ -158,7 +159,7 @@ impl World {
         }
     }
 
-    /// Any version, or one that the owner could use for a session: of its list, or kept elsewhere.
+    /// Returns any version, or one that the owner could use for a session: from the session's list, or kept elsewhere.
     fn version_for(&self, owner: Owner, session: &SessionId, choice: usize) -> VersionId {
         let candidates: Vec<&String> = match (choice % 4, self.model.session(owner, session)) {
             (0, _) | (_, Err(_)) => Vec::new(),
@@ -174,13 +175,13 @@ impl World {
         }
     }
 
-    /// The version from which a turn of a session starts, or another one.
+    /// Returns the version from which a turn of a session starts, or another one.
     fn expected(&self, owner: Owner, session: &SessionId, other: Option<usize>) -> VersionId {
         let head = self.model.session(owner, session).ok().and_then(|kept| VersionId::parse(&kept.row.head));
         other.map(|other| self.version(other)).or(head).unwrap_or_else(VersionId::new)
     }
 
-    /// A new version; `text` chooses how much of its parent's text it keeps.
+    /// Makes a new version; `text` chooses how much of its parent's text it keeps.
     fn new_version(&mut self, owner: Owner, parent: Option<&VersionId>, bytes: u8, text: u8) -> NewVersion {
         let (id, number) = (self.new_version_id(), self.versions.len());
         self.versions.push(id.clone());
@@ -216,7 +217,7 @@ impl World {
         NewVersion { id, row, text, reserved: vec![reserved] }
     }
 
-    /// Notes which refusals were reached.
+    /// Records which refusals were reached.
     fn note<T>(&mut self, done: Result<T, StoreError>) -> Result<T, StoreError> {
         let name = match &done {
             Err(StoreError::Answered) => "answered",
@@ -333,7 +334,7 @@ impl World {
                 let (owner, digits) = (owner(number), self.digits());
                 let id = ResponseId::parse(&format!("resp_{digits}")).expect("an id");
                 let parent = parent.map(|parent| self.version(parent));
-                // A text continues one of the same owner.
+                // A text continues only a text of the same owner.
                 let own = |parent: &VersionId| self.owners.get(parent.as_str()) == Some(&owner);
                 let parent = parent.filter(|parent| own(parent) && self.model.is_listed(parent.as_str()));
                 let version = self.new_version(owner, parent.as_ref(), bytes, text);

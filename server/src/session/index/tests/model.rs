@@ -1,4 +1,4 @@
-//! What an index does, defined on plain lists: everything is looked for where it is, and nothing is counted in advance.
+//! A model of an index on plain lists: everything is looked up where it is, and nothing is counted in advance.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,7 +10,7 @@ use crate::session::patch::Patch;
 
 type Done<T> = Result<T, StoreError>;
 
-/// A session, and the versions that it lists, with whether it keeps each.
+/// A session, and the versions that it lists, each with whether the session keeps it.
 #[derive(Clone, Debug)]
 pub(super) struct Kept {
     pub(super) row: SessionRow,
@@ -19,16 +19,16 @@ pub(super) struct Kept {
 
 #[derive(Debug, Default)]
 pub(super) struct Model {
-    /// In order of creation.
+    /// The sessions in order of creation.
     pub(super) sessions: Vec<(SessionId, Kept)>,
     pub(super) versions: BTreeMap<String, VersionRow>,
     pub(super) texts: BTreeMap<String, Vec<u8>>,
     pub(super) responses: BTreeMap<String, ResponseRow>,
     pub(super) receipts: BTreeMap<(Owner, String), (u64, Vec<u8>)>,
     pub(super) garbage: BTreeMap<String, u64>,
-    /// The versions that were ever added.
+    /// All versions that were ever added.
     pub(super) added: BTreeSet<String>,
-    /// Refusals and bounds that were reached.
+    /// The refusals and bounds that tests have reached.
     pub(super) reached: BTreeSet<&'static str>,
 }
 
@@ -82,18 +82,18 @@ impl Model {
         self.responses.values().any(|row| row.version == version)
     }
 
-    /// The number of all tags.
+    /// Returns the total number of tags.
     pub(super) fn tags(&self) -> usize {
         self.sessions.iter().map(|(_, kept)| kept.row.tags.len()).sum()
     }
 
-    /// The sessions that keep a version.
+    /// Returns the sessions that keep a version.
     pub(super) fn keepers(&self, version: &str) -> Vec<String> {
         let keepers = self.sessions.iter().filter(|(_, session)| session.keeps(version) == Some(true));
         keepers.map(|(id, _)| id.to_string()).collect()
     }
 
-    /// A version's row with `kept_by` as far as it matters.
+    /// Returns a version's row, with `kept_by` reduced to whether anything keeps the version.
     pub(super) fn row(&self, version: &str) -> VersionRow {
         VersionRow { kept_by: self.is_kept(version).into(), ..self.versions[version].clone() }
     }
@@ -157,7 +157,7 @@ impl Model {
         }
     }
 
-    /// Refuses if the key has a receipt that has not expired.
+    /// Refuses if the key already has an unexpired receipt.
     fn check_receipt<A>(&self, owner: Owner, receipt: Option<&NewReceipt<A>>) -> Done<()> {
         let earlier = receipt.and_then(|new| Some((self.receipts.get(&(owner, new.key.clone()))?.0, new.now)));
         if earlier.is_some_and(|(ends, now)| ends > now) { Err(StoreError::Answered) } else { Ok(()) }
@@ -212,7 +212,7 @@ impl Model {
         Ok((row.clone(), self.row(&row.head)))
     }
 
-    /// The list of a fork that starts from a version of a session.
+    /// Returns the list of a fork that starts from a version of a session.
     pub(super) fn check_fork(
         &self,
         owner: Owner,

@@ -1,4 +1,4 @@
-//! What servers and clients do in `interleavings.rs`, step by step, and the flaws that a protocol may have.
+//! The steps of servers and clients in `interleavings.rs`, and the flaws that a protocol may have.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -10,9 +10,10 @@ use super::*;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Scenario {
     pub(super) name: &'static str,
-    /// The requests that two servers get at the beginning: two, or one twice.
+    /// The requests that two servers get at the beginning: two different ones, or the same one twice.
     pub(super) requests: [u8; 2],
-    /// Whether they have idempotency keys. A client that gets no answer then sends its request to the other server.
+    /// Whether the requests have idempotency keys. A client that gets no answer then sends its request to the other
+    /// server.
     pub(super) keyed: bool,
     /// How many versions the session keeps.
     pub(super) keep: usize,
@@ -20,15 +21,15 @@ pub(super) struct Scenario {
     pub(super) rewinds: bool,
 }
 
-/// What a protocol may do wrong.
+/// A flaw that a protocol may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Flaw {
-    /// Who has the lease commits whatever the head is.
+    /// The holder of the lease commits whatever the head is.
     NoFence,
     CommitBeforeUpload,
-    /// The sweep removes what was an orphan when it looked, and waits for nothing.
+    /// The sweep removes what was an orphan when it looked, without claiming it.
     NoClaim,
-    /// After an unknown outcome, the turn is taken again as another version.
+    /// After an unknown outcome, the turn is run again as another version.
     NewIdAfterUnknown,
     /// A commit stores no receipt.
     NoReceipt,
@@ -38,7 +39,7 @@ pub(super) enum Flaw {
     RemovesUnknown,
 }
 
-/// Where an attempt at a turn is: what it does next, or how it has ended.
+/// The state of an attempt at a turn: what it does next, or how it has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum At {
     Receipt,
@@ -46,7 +47,7 @@ pub(super) enum At {
     Head,
     Upload,
     Commit,
-    /// Looks whether its commit has taken effect after all. `refused`: it was repeated, and refused.
+    /// Checks whether its commit has taken effect after all. `refused`: the commit was repeated and refused.
     Find {
         refused: bool,
     },
@@ -60,10 +61,10 @@ pub(super) enum At {
     Silent,
 }
 
-/// Each of two clients sends its request again at most once.
+/// Maximum number of attempts: each of two clients sends its request again at most once.
 const MOST_ATTEMPTS: usize = 4;
 
-/// An attempt at a turn. It makes the version whose number is one more than its own.
+/// An attempt at a turn. It creates the version whose number is one more than its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Attempt {
     pub(super) request: u8,
@@ -71,9 +72,9 @@ pub(super) struct Attempt {
     pub(super) at: At,
     /// The head from which it starts.
     pub(super) parent: u8,
-    /// Whether a commit of it had an unknown outcome.
+    /// Whether one of its commits had an unknown outcome.
     pub(super) unknown: bool,
-    /// Whether a commit of it is still on its way to the index.
+    /// Whether one of its commits is still on its way to the index.
     pub(super) late: bool,
 }
 
@@ -90,14 +91,14 @@ pub(super) enum Sweep {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct State {
-    /// What the index says.
+    /// The number of the index's view.
     pub(super) index: usize,
     pub(super) objects: Set,
     pub(super) attempts: Vec<Attempt>,
-    /// The attempt that has the session's lease.
+    /// The attempt that holds the session's lease.
     pub(super) holder: Option<usize>,
     pub(super) sweep: Sweep,
-    /// How many more of these may happen.
+    /// How many more crashes, lost or late commits, and rewinds may happen.
     pub(super) crashes: u8,
     pub(super) losses: u8,
     pub(super) rewinds: u8,
@@ -112,7 +113,7 @@ pub(super) enum Who {
     Sweep,
 }
 
-/// Who does what.
+/// An event: who does what.
 pub(super) type Event = (Who, &'static str);
 
 impl fmt::Display for Who {
@@ -134,7 +135,7 @@ impl At {
 }
 
 impl State {
-    /// An attempt has ended without an answer. Its client may send the request again, to the other server.
+    /// Ends an attempt without an answer. Its client may send the request again, to the other server.
     fn fall_silent(&mut self, number: usize, again: bool) {
         self.attempts[number].at = At::Silent;
         let Attempt { request, server, .. } = self.attempts[number];
@@ -145,7 +146,7 @@ impl State {
         }
     }
 
-    /// Forgets what no longer matters of an attempt that has ended, so that fewer states differ.
+    /// Clears the fields of an ended attempt that no longer matter, to reduce the number of distinct states.
     fn settle(&mut self, number: usize) {
         let attempt = &mut self.attempts[number];
         if attempt.at.has_ended() && !attempt.late {
@@ -158,12 +159,12 @@ impl State {
     }
 }
 
-/// A protocol on an index.
+/// The turn protocol on an index.
 pub(super) struct Protocol<'i> {
     pub(super) scenario: Scenario,
     pub(super) flaw: Option<Flaw>,
     pub(super) asked: Asked<'i>,
-    /// What has happened in any order.
+    /// The kinds of events that happened in any order.
     pub(super) reached: HashSet<&'static str>,
 }
 
@@ -183,7 +184,7 @@ impl<'i> Protocol<'i> {
         state
     }
 
-    /// Everything that may happen next.
+    /// Returns every event that may happen next.
     pub(super) async fn next(&mut self, state: &State) -> Vec<(Event, State)> {
         let mut next = Vec::new();
         for number in 0..state.attempts.len() {
@@ -216,7 +217,7 @@ impl<'i> Protocol<'i> {
         next
     }
 
-    /// What an attempt may do next.
+    /// Adds every step that an attempt may take next.
     #[expect(clippy::too_many_lines, reason = "an arm for each place")]
     async fn steps(&mut self, state: &State, number: usize, next: &mut Vec<(Event, State)>) {
         let (attempt, own) = (state.attempts[number], number as u8 + 1);
@@ -320,12 +321,12 @@ impl<'i> Protocol<'i> {
         }
     }
 
-    /// The next step of the sweep: first of orphans, then of garbage.
+    /// Returns the next step of the sweep: first of orphans, then of garbage.
     pub(super) async fn sweep(&mut self, state: &State) -> Option<(&'static str, State)> {
         let (view, mut after) = (self.asked.view(state.index).clone(), state.clone());
         let what;
         (what, after.sweep) = match state.sweep {
-            // Those that the index names by now are never orphans.
+            // Objects that the index names by now are never orphans.
             Sweep::List => ("lists the objects", Sweep::Claim(state.objects & !view.kept() & !view.garbage)),
             Sweep::Claim(listed) if self.flaw == Some(Flaw::NoClaim) => {
                 ("looks for orphans", Sweep::RemoveOrphans(listed & !view.kept() & !view.garbage))

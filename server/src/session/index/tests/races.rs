@@ -1,17 +1,17 @@
-//! Requests at the same time of which only one may succeed.
+//! Concurrent requests of which only one may succeed.
 
 use futures_util::future::{BoxFuture, join_all};
 
 use super::*;
 
-/// Requests that start at the same time.
+/// Number of requests that start at the same time.
 const RACERS: u8 = 20;
 
-/// The sessions of races keep all versions.
+/// The sessions in races keep all versions.
 const BOUNDS: Bounds = Bounds { keep: 999, lineage: 999 };
 
-/// Runs races for an owner's last session, for an idempotency key, and for a session's head: between two servers, if they can
-/// share the index.
+/// Runs races for an owner's last session, for an idempotency key, and for a session's head, between two servers if
+/// they can share the index.
 pub(crate) fn excludes<O: AsyncFn() -> Arc<dyn Index>>(start: impl Fn() -> O) {
     crate::sync::block_on(async {
         let open = start();
@@ -30,12 +30,12 @@ pub(crate) fn excludes<O: AsyncFn() -> Arc<dyn Index>>(start: impl Fn() -> O) {
 }
 
 impl World {
-    /// The server of one of several requests.
+    /// Returns the server for one of several requests.
     fn server(&self, number: usize) -> &Arc<dyn Index> {
         if number.is_multiple_of(2) { &self.index } else { &self.other }
     }
 
-    /// A version without reservations, because these belong to one server.
+    /// Makes a version without reservations, because reservations belong to one server.
     fn unreserved(&mut self, parent: Option<&VersionId>) -> NewVersion {
         NewVersion { reserved: Vec::new(), ..self.new_version(owner(0), parent, 1, 0) }
     }
@@ -75,7 +75,7 @@ impl World {
         session.clone()
     }
 
-    /// The same request on several servers: one creates a session or forks, and the others find its receipt.
+    /// Sends the same request to several servers: one creates a session or forks, and the others find its receipt.
     async fn race_for_a_key(&mut self, session: &SessionId) {
         let receipt = |key: &str, now| NewReceipt { key: key.to_owned(), now, ends: now + TICK, answer: answer() };
         let receipt_at = self.now;
@@ -103,7 +103,7 @@ impl World {
         assert_eq!(sessions.len(), 3);
     }
 
-    /// Turns from one version, and moves of the head away from it.
+    /// Runs concurrent turns from one version, and moves of the head away from it.
     async fn race_for_the_head(&mut self, session: &SessionId) {
         let mut earlier = self.head(session).await;
         let first = self.turn(session, &earlier);

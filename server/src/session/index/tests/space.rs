@@ -1,4 +1,4 @@
-//! What the model removes: what has expired, texts that nothing needs, and what is evicted.
+//! Removals in the model: expired items, texts that nothing needs, and evicted versions.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -7,7 +7,7 @@ use crate::session::id::{Owner, SessionId};
 use crate::session::index::*;
 
 impl Model {
-    /// Removes what has expired, and returns how many things that were.
+    /// Removes what has expired, and returns the number of removed items.
     pub(super) fn expire(&mut self, now: u64, exempt: &BTreeSet<SessionId>) -> usize {
         let count = |model: &Self| model.sessions.len() + model.responses.len() + model.receipts.len();
         let before = count(self);
@@ -20,7 +20,7 @@ impl Model {
         before - count(self)
     }
 
-    /// The texts that a listed version, or the text of one, needs.
+    /// Returns the texts that a listed version, or the text of one, needs.
     pub(super) fn needed_texts(&self) -> BTreeSet<String> {
         let mut needed = BTreeSet::new();
         for version in self.versions.keys() {
@@ -35,7 +35,7 @@ impl Model {
         before - self.texts.len()
     }
 
-    /// The rows of a version's text.
+    /// Returns the rows of a version's text.
     pub(super) fn text(&self, version: &str) -> Vec<(String, Vec<u8>)> {
         let (mut rows, mut next) = (Vec::new(), Some(version.to_owned()));
         while let Some(id) = next.take()
@@ -47,7 +47,7 @@ impl Model {
         rows
     }
 
-    /// The owners that have versions to evict which take space, and those that have any.
+    /// Returns the owners with evictable versions that take space, and the owners with any evictable versions.
     pub(super) fn evictable_owners(&self) -> [HashSet<Owner>; 2] {
         [1, 0].map(|least| {
             let takes_space = |version: &str| self.versions[version].bytes >= least;
@@ -77,8 +77,8 @@ impl Model {
         Some(chosen.len())
     }
 
-    /// The sessions and responses that must release a version each, so that `missing` bytes are free: versions without tags
-    /// of the sessions used least recently, then responses, then versions with tags.
+    /// Returns the sessions and responses that must each release a version, so that `missing` bytes are free: untagged
+    /// versions of the least recently used sessions first, then responses, then tagged versions.
     pub(super) fn evictable(&self, owner: Owner, missing: u64) -> Option<Vec<(String, String)>> {
         let mut order = Vec::new();
         for (id, kept) in self.sessions.iter().filter(|(_, kept)| kept.row.owner == owner) {

@@ -1,8 +1,8 @@
-//! The operations of a test, chosen at random.
+//! Random operations for the tests of an index.
 
 use proptest::prelude::*;
 
-/// An operation. Numbers choose among what has ever existed.
+/// An operation. The numbers select among everything that has ever existed.
 #[derive(Clone, Debug)]
 pub(super) enum Step {
     Create {
@@ -79,7 +79,7 @@ pub(super) enum Step {
         exempt: Option<usize>,
     },
     Prune,
-    /// So many hundredths of what can be freed.
+    /// Frees `part` percent of what can be freed.
     Evict {
         owner: u8,
         part: u8,
@@ -89,12 +89,12 @@ pub(super) enum Step {
     Reopen,
 }
 
-/// How many sessions an owner may have: usually enough.
+/// Maximum number of sessions per owner: usually enough.
 fn max() -> impl Strategy<Value = u8> {
     prop_oneof![1 => 0..4u8, 9 => Just(200)]
 }
 
-/// Rarely another version than the one that is right.
+/// Rarely chooses something: a version other than the correct one, or a session to replace.
 fn rarely() -> impl Strategy<Value = Option<usize>> {
     proptest::option::weighted(0.1, 0..1000usize)
 }

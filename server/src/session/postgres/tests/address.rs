@@ -1,4 +1,4 @@
-//! URLs of databases: which are taken, and that none shows its password.
+//! Database URLs: which ones are accepted, and that none reveals its password.
 
 use super::*;
 
@@ -38,7 +38,7 @@ fn a_wrong_url_is_refused_without_its_password() {
     }
 }
 
-/// The server's certificate is signed by itself, so that its file is the only one that it can be verified with.
+/// The server's certificate is self-signed, so only its own file can verify it.
 #[test]
 fn a_connection_with_tls_is_verified() {
     with_schema(async |schema| {

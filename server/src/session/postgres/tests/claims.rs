@@ -1,4 +1,4 @@
-//! Objects that no version has, and commits that come too late.
+//! Claims on objects that no version has, and commits that come too late.
 
 use std::collections::BTreeSet;
 
@@ -30,7 +30,7 @@ fn the_first_of_a_claim_and_a_commit_wins() {
             one.commit(in_time.clone()).await.expect("nobody has claimed it");
             assert_eq!(two.orphans(vec![in_time.version.id]).await, Ok(Vec::new()));
         }
-        // Garbage is removed elsewhere.
+        // Garbage is not claimed, because it is removed separately.
         let garbage = two.garbage(9).await.expect("the index is read");
         assert_eq!(garbage.len(), 2);
         assert_eq!(two.orphans(garbage.clone()).await, Ok(Vec::new()));

@@ -1,4 +1,4 @@
-//! A database that cannot be reached: a proxy between the index and the server stops passing bytes on.
+//! An unreachable database: a proxy between the index and the server stops passing bytes on.
 
 use std::sync::Arc;
 
@@ -15,11 +15,11 @@ enum Mode {
     Pass,
     /// Closes them.
     Refuse,
-    /// Neither passes on nor closes: a network that drops packets.
+    /// Neither passes bytes on nor closes, like a network that drops packets.
     Drop,
 }
 
-/// Starts a proxy, and returns what sets its mode, and the URL.
+/// Starts a proxy; returns the sender that sets its mode, and the URL.
 async fn proxy(schema: &Schema) -> (watch::Sender<Mode>, PostgresUrl) {
     let config = &schema.url.config;
     let [Host::Tcp(host)] = config.get_hosts() else { panic!("one host by TCP") };
@@ -59,7 +59,7 @@ fn is_unavailable<T>(result: &Result<T, StoreError>) -> bool {
     matches!(result, Err(StoreError::Unavailable { .. }))
 }
 
-/// Waits until the index has found out that the database is back.
+/// Waits until the index has noticed that the database is back.
 async fn recovers(index: &PostgresIndex) {
     while index.ready().await.is_err() {
         tokio::time::sleep(Duration::from_millis(1)).await;
@@ -74,11 +74,11 @@ fn a_server_without_its_database_refuses_until_that_is_back() {
             let (mode, index) = open(schema).await;
             let (id, (row, _)) = create(&*index, 1, None).await;
             mode.send_replace(broken);
-            // It never hangs. Whether a commit was carried out is not known then.
+            // The request never hangs. Whether the commit was carried out is unknown.
             assert!(is_unavailable(&index.commit(turn(&id, &row.head, 1)).await), "{broken:?}");
             let failure = index.failure().expect("a failure");
             assert_eq!((index.ready().await, index.flush().await), (Err(failure.clone()), Err(failure.clone())));
-            // From now on nothing is sent.
+            // From now on, requests are refused without being sent.
             let refused = tokio::time::timeout(Duration::ZERO, index.head(OWNER, &id)).await;
             assert_eq!(refused.expect("at once").map(drop), Err(failure));
             assert!(is_unavailable(&index.lease(&id).await) && is_unavailable(&index.leads().await));
@@ -104,7 +104,7 @@ fn a_transaction_whose_server_is_gone_holds_no_lock() {
             tokio::task::yield_now().await;
             mode.send_replace(Mode::Drop);
             drop(lost.await.expect("it ends"));
-            // The other server waits for the lock at most until PostgreSQL gives the silent one up.
+            // The other server waits for the lock only until PostgreSQL drops the silent connection.
             let head = other.session(OWNER, &id).await.expect("the session").head;
             other.commit(turn(&id, &head, 1)).await.expect("a turn");
             mode.send_replace(Mode::Pass);
@@ -119,7 +119,7 @@ fn a_connection_that_is_ended_is_replaced() {
     with_schema(async |schema| {
         let index = schema.open().await;
         let (id, _) = create(&index, 1, None).await;
-        // Ending none is a division by zero.
+        // If it ends no connection, the statement fails with a division by zero.
         schema
             .execute(
                 "SELECT 1 / count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = current_schema AND pid != \

@@ -1,4 +1,4 @@
-//! Schemas: new ones, those that are there, and those of a later program.
+//! Schemas: new ones, existing ones, and those of a later program.
 
 use futures_util::future::join_all;
 
@@ -15,7 +15,7 @@ fn servers_that_start_together_make_one_schema() {
         }
         indexes[1].begin().await.expect("it begins");
         assert_eq!(indexes[2].has_begun().await, Ok(true));
-        // A schema that is there stays as it is.
+        // An existing schema stays as it is.
         assert_eq!(schema.open().await.head(OWNER, &id).await, Ok(head));
     });
 }

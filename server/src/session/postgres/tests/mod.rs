@@ -1,5 +1,5 @@
-//! The tests of every index, on that of this folder, and its own. They need a server, named by `TIDEGATE_TEST_POSTGRES`:
-//! `.ci/with_postgres cargo test` starts one.
+//! Runs the tests of every index on this one, and its own tests. They need a PostgreSQL server, named by
+//! `TIDEGATE_TEST_POSTGRES`: `.ci/with_postgres cargo test` starts one.
 
 mod address;
 mod claims;
@@ -23,13 +23,13 @@ const NO_LIMITS: Limits = Limits { disk: u64::MAX, owner: u64::MAX };
 
 const OWNER: Owner = Owner([1; 16]);
 
-/// When everything happens.
+/// The time of every operation.
 const NOW: u64 = 1_000_000_000;
 
 /// Longer than any test takes.
 const NEVER: Duration = Duration::from_hours(1);
 
-/// What must be true of the tables between two transactions: statements that count what is wrong.
+/// The invariants of the tables between two transactions: statements that count violations.
 const AUDIT: [(&str, &str); 6] = [
     (
         "the bytes in use",
@@ -63,14 +63,14 @@ const AUDIT: [(&str, &str); 6] = [
     ("lists without a session", "SELECT count(*) FROM lineage WHERE session NOT IN (SELECT id FROM sessions)"),
 ];
 
-/// A schema of one test. When it is dropped, its tables are checked and removed.
+/// The schema of one test. When it is dropped, its tables are checked and removed.
 pub(crate) struct Schema {
     pub(crate) url: PostgresUrl,
     pub(crate) name: String,
 }
 
 impl Schema {
-    /// A new schema; `None` if there is no server to test with.
+    /// Creates a new schema; returns `None` if there is no server to test with.
     pub(crate) fn new() -> Option<Self> {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let Ok(url) = std::env::var("TIDEGATE_TEST_POSTGRES") else {
@@ -79,12 +79,12 @@ impl Schema {
         };
         let mut url: PostgresUrl = url.parse().expect("the address of a server");
         let name = format!("tidegate_test_{}_{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
-        // A test that ends connections finds its own by this name.
+        // A test that terminates connections finds its own by this name.
         url.config.application_name(&name);
         Some(Self { url, name })
     }
 
-    /// Nothing happens on its own while a test runs, except heartbeats.
+    /// Returns options with which nothing happens in the background while a test runs, except heartbeats.
     fn options(&self) -> PostgresOptions {
         let usual = PostgresOptions::new(self.url.clone(), "", NO_LIMITS);
         PostgresOptions { schema: self.name.clone(), refresh: NEVER, ..usual }
@@ -107,13 +107,13 @@ impl Schema {
         task.abort();
     }
 
-    /// What is wrong with the tables.
+    /// Returns the invariants that the tables violate.
     async fn audit(&self) -> Vec<&'static str> {
         let (client, connection) = self.url.config.connect(self.url.tls.clone()).await.expect("a connection");
         let task = tokio::spawn(connection);
         client.batch_execute(&format!("SET search_path TO {}", self.name)).await.expect("it is set");
         let mut wrong = Vec::new();
-        // A test that was skipped has made none.
+        // A skipped test has created no tables.
         let made = client.query_one("SELECT to_regclass('owners') IS NOT NULL", &[]).await.expect("an answer");
         for (what, sql) in AUDIT.into_iter().filter(|_| made.get(0)) {
             let row = client.query_one(&format!("SELECT ({sql})::bigint"), &[]).await.expect("a number");
@@ -129,7 +129,7 @@ impl Schema {
 impl Drop for Schema {
     fn drop(&mut self) {
         let is_audited = !std::thread::panicking();
-        // This thread may be one of a runtime.
+        // This thread may belong to a runtime, so another thread does this.
         let wrong = std::thread::scope(|scope| {
             let checked = scope.spawn(|| {
                 crate::sync::block_on(async {
@@ -173,7 +173,7 @@ fn version(owner: Owner, parent: Option<&VersionId>, bytes: u64) -> NewVersion {
     NewVersion { id: VersionId::new(), row, text: None, reserved: Vec::new() }
 }
 
-/// A session with one version.
+/// Makes a session with one version.
 fn new_session(owner: Owner, bytes: u64, ttl: Option<u64>) -> Create {
     let version = version(owner, None, bytes);
     let mut row = SessionRow::new(owner, version.id.as_str(), ttl, NOW);
@@ -182,7 +182,7 @@ fn new_session(owner: Owner, bytes: u64, ttl: Option<u64>) -> Create {
     Create { id, row, version, replace: false, max_sessions: 99, receipt: None }
 }
 
-/// The next turn of a session.
+/// Makes the next turn of a session.
 fn turn(session: &SessionId, head: &str, bytes: u64) -> Commit {
     let expected = VersionId::parse(head).expect("an id");
     Commit {
@@ -204,7 +204,7 @@ async fn create(index: &impl Index, bytes: u64, ttl: Option<u64>) -> (SessionId,
     (create.id.clone(), index.create(create).await.expect("a session"))
 }
 
-/// Nothing is exempt.
+/// Exempts nothing.
 fn none() -> Exempt {
     Arc::new(|_| false)
 }

@@ -1,4 +1,4 @@
-//! Several servers: leases, the one that leads, and streams.
+//! Several servers: leases, the leader, and streams.
 
 use futures_util::future::join_all;
 
@@ -7,7 +7,7 @@ use crate::session::index::{NewStream, StreamRow};
 use crate::session::postgres::connection::CONNECTIONS;
 use crate::session::postgres::servers::MAX_ENDED_STREAMS;
 
-/// Ends a server as a crash does: without a word, and the others find out when its time has passed.
+/// Ends a server as a crash does: it sends no notice, and the others find out when its heartbeat has expired.
 async fn crash(schema: &Schema, index: PostgresIndex) {
     let server = index.database.server.clone();
     drop(index);
@@ -20,7 +20,7 @@ fn a_lease_belongs_to_one_server_until_that_ends() {
         let (one, two, session) = (schema.open().await, schema.open().await, SessionId::new());
         assert_eq!((one.lease(&session).await, two.lease(&session).await), (Ok(true), Ok(false)));
         assert_eq!(one.lease(&session).await, Ok(true));
-        // Only its holder gives it back.
+        // Only the holder can release the lease.
         two.release(&session).await;
         assert_eq!(two.lease(&session).await, Ok(false));
         one.release(&session).await;
@@ -62,7 +62,7 @@ fn a_session_that_a_server_works_on_does_not_expire() {
         crash(schema, one).await;
         assert_eq!((two.can_sweep(later, none()).await, two.expire(later, none()).await), (Ok(true), Ok(1)));
         assert_eq!(two.session(OWNER, &id).await, Err(StoreError::SESSION));
-        // The server is forgotten, and with it its leases.
+        // The server is removed, and so are its leases.
         assert!(two.database.query(step!("SELECT FROM leases")).await.expect("rows").is_empty());
     });
 }
@@ -74,7 +74,7 @@ fn one_server_leads_until_it_ends() {
         assert_eq!((one.leads().await, two.leads().await), (Ok(true), Ok(false)));
         assert_eq!((one.leads().await, two.leads().await), (Ok(true), Ok(false)));
         drop(one);
-        // PostgreSQL finds out that the connection has ended.
+        // PostgreSQL notices that the connection has ended.
         while !two.leads().await.expect("an answer") {
             tokio::task::yield_now().await;
         }
@@ -108,7 +108,7 @@ fn another_server_takes_a_stream_over_once_its_holder_ends() {
             (two.take_stream(other, "a").await, two.take_stream(OWNER, "b").await),
             (Err(StoreError::STREAM), Err(StoreError::STREAM))
         );
-        // Only its holder gives it up.
+        // Only the holder can release the stream.
         two.release_stream(OWNER, "a", None).await;
         assert_eq!(two.take_stream(OWNER, "a").await, Ok(false));
         let parked = StreamRow { record: b"and how far it was".to_vec(), ..row.clone() };
@@ -123,7 +123,7 @@ fn another_server_takes_a_stream_over_once_its_holder_ends() {
         assert_eq!(one.stream(OWNER, "a").await, Ok(parked));
         one.delete_stream(OWNER, "a").await.expect("it is removed");
         assert_eq!(one.stream(OWNER, "a").await, missing());
-        // One that has ended is not found, and is removed without being counted.
+        // A stream past its expiry is not found, and is removed without being counted.
         one.put_stream(stream("c", NOW)).await.expect("it is stored");
         assert_eq!((one.stream(OWNER, "c").await, one.expire(NOW, none()).await), (missing(), Ok(0)));
         assert!(one.database.query(step!("SELECT FROM streams")).await.expect("rows").is_empty());
@@ -146,10 +146,10 @@ fn only_the_holder_of_a_stream_withdraws_or_keeps_it() {
             (one.withdraw_stream(OWNER, "a").await, one.withdraw_stream(OWNER, "a").await),
             (Ok(true), Ok(false))
         );
-        // One that is gone stays gone.
+        // A stream that is gone stays gone.
         one.keep_stream(OWNER, "a", u64::MAX).await.expect("nothing is kept");
         assert_eq!(one.stream(OWNER, "a").await, Err(StoreError::STREAM));
-        // One that another server has taken stays that server's.
+        // A stream that another server has taken stays with that server.
         one.put_stream(stream("b")).await.expect("it is stored");
         one.release_stream(OWNER, "b", None).await;
         assert_eq!(two.take_stream(OWNER, "b").await, Ok(true));
@@ -193,12 +193,12 @@ fn an_owner_keeps_the_streams_that_ended_last() {
             gone
         };
         let all = ["given up", "held", "ends", "lost", "ends too", "1", "2", "3"];
-        // Those of others, and those that have not ended, do not count.
+        // Streams of other owners, and streams that have not ended, do not count.
         one.keep_stream(other, "ends too", NOW * 4).await.expect("it is kept");
         assert!(gone(&all).await.is_empty());
         one.keep_stream(OWNER, "ends", NOW * 4).await.expect("it is kept");
         assert_eq!(gone(&all).await, ["1"]);
-        // Again, as after an answer that was lost; and one that is not there.
+        // Once more, as after a lost answer; and a stream that does not exist.
         one.keep_stream(OWNER, "ends", NOW * 4).await.expect("nothing is kept");
         one.keep_stream(OWNER, "none", NOW * 4).await.expect("nothing is kept");
         assert_eq!(gone(&all).await, ["1"]);
@@ -215,7 +215,7 @@ fn reads_of_one_owner_leave_connections_to_others() {
         let (client, connection) = schema.url.config.connect(schema.url.tls.clone()).await.expect("a connection");
         let task = tokio::spawn(connection);
         client.batch_execute(&format!("BEGIN; LOCK TABLE {}.sessions", schema.name)).await.expect("it is locked");
-        // More than there are connections, and each of those that are carried out waits for the lock.
+        // There are more reads than connections, and each running read waits for the lock.
         let mut reads = join_all((0..3 * CONNECTIONS[0]).map(|_| index.session(OWNER, &id)));
         let other = VersionId::new();
         tokio::select! {

@@ -11,19 +11,19 @@ fn a_budget_that_another_server_has_used_is_not_exceeded() {
         let options = PostgresOptions { limits: LIMITS, ..schema.options() };
         let (one, two) = (Schema::open_with(options.clone()).await, Schema::open_with(options).await);
         let (id, (row, _)) = create(&one, 600, None).await;
-        // The second server does not know of it yet.
+        // The second server does not know of the session yet.
         assert!(two.capacity().fits(OWNER, 900, LIMITS).is_ok());
         let found = |found| StoreError::Quota { quota: "bytes of snapshots and texts", bound: 1000, found };
         let second = new_session(OWNER, 500, None);
         assert_eq!(two.create(second.clone()).await.map(drop), Err(found(1100)));
         assert_eq!(two.session(OWNER, &second.id).await, Err(StoreError::SESSION));
-        // By now it does.
+        // Now it does.
         while two.capacity().fits(OWNER, 500, LIMITS) != Err(Shortfall::Owner { missing: 100, found: 1100 }) {
             tokio::task::yield_now().await;
         }
         let receipt = NewReceipt { key: "key".to_owned(), now: NOW, ends: NOW, answer: vec![0; 200] };
         assert_eq!(two.put_receipt(OWNER, receipt).await, Err(found(1059)));
-        // The disk, with the first owner's garbage.
+        // The disk limit counts the first owner's garbage.
         let other = |bytes| new_session(Owner([2; 16]), bytes, None);
         let full = |missing| {
             let reason = format!("snapshots and texts may take 1500 bytes in all, and {missing} more are needed");
@@ -34,7 +34,7 @@ fn a_budget_that_another_server_has_used_is_not_exceeded() {
         assert_eq!(two.create(other(950)).await.map(drop), full(50));
         one.forget_garbage(vec![VersionId::parse(&row.head).expect("an id")]).await.expect("it is forgotten");
         two.create(other(950)).await.expect("there is space");
-        // What frees space is never refused.
+        // A request that frees space is never refused.
         assert_eq!(two.expire(NOW, none()).await, Ok(0));
     });
 }
@@ -64,7 +64,7 @@ fn last_uses_of_two_servers_do_not_replace_each_other() {
         let (one, two) = (schema.open().await, schema.open().await);
         let (id, (row, _)) = create(&one, 1, Some(10)).await;
         two.record_uses([(id.clone(), NOW + 9000)].into()).await.expect("it is recorded");
-        // An earlier use, and a turn by a clock that is behind.
+        // An earlier use, and a turn by a server whose clock is behind.
         one.record_uses([(id.clone(), NOW + 2000)].into()).await.expect("it is recorded");
         one.commit(turn(&id, &row.head, 1)).await.expect("a turn");
         assert_eq!(two.session(OWNER, &id).await.expect("the session").used, NOW + 9000);
@@ -89,7 +89,7 @@ fn of_two_owners_each_loses_what_is_beyond_its_share() {
             }
             sessions.push((owner, create.id));
         }
-        // Both use 300 bytes then, and may use 225.
+        // Both owners would then use 300 bytes, and may use 225.
         let victims = index.capacity().victims(other, 100, 150);
         assert_eq!(index.can_evict(victims.clone(), 301).await, Ok(false));
         assert_eq!(index.evict(victims.clone(), 301, 9).await, Ok(None));

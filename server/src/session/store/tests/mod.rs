@@ -1,4 +1,4 @@
-//! What requests meet that another server, which shares the index, has overtaken; and objects that nothing seems to need.
+//! Requests that another server sharing the index has overtaken, and objects that nothing seems to need.
 
 mod outages;
 mod servers;
@@ -20,7 +20,7 @@ use crate::session::snapshot::Snapshot;
 
 const ANN: Owner = Owner([1; 16]);
 
-/// Writes the number of tokens.
+/// A codec that stores only the number of tokens.
 struct Tokens;
 
 impl SnapshotCodec for Tokens {
@@ -70,7 +70,7 @@ fn empty_version() -> VersionRow {
     }
 }
 
-/// Ends a turn of the session as another server does, which knows nothing of the lease.
+/// Commits a turn of the session as another server does, which does not know about the lease.
 async fn turn_elsewhere(store: &Store, session: &SessionId) -> VersionId {
     let (row, head) = store.inner.index.head(ANN, session).await.expect("the session");
     let id = VersionId::new();
@@ -109,7 +109,7 @@ fn a_turn_that_another_server_has_overtaken_is_refused_and_stores_nothing() {
                 store.begin(ANN, &id, Some(if_match).filter(|_| named), Duration::ZERO).await.expect("the session");
             let head = turn_elsewhere(&store, &id).await;
             let ended = turn.commit(snapshot(9), TurnNote::default(), Some(receipt("turn")), VersionId::new()).await;
-            // Who has named no version learns what to do; who has, that it is another one.
+            // A client that named no version gets a conflict; one that named a version learns that the head is stale.
             let expected = if named {
                 StoreError::Stale { head: head.clone() }
             } else {
@@ -120,7 +120,7 @@ fn a_turn_that_another_server_has_overtaken_is_refused_and_stores_nothing() {
             assert!(!store.inner.objects.any().await, "the snapshot is removed");
             assert_eq!(store.receipt(ANN, "turn").await, Ok(None));
         }
-        // Sent again, the turn continues from where the session is.
+        // When the request is sent again, the turn continues from the session's current head.
         let head = store.get(ANN, &id).await.expect("the session").head.id;
         let turn = store.begin(ANN, &id, None, Duration::ZERO).await.expect("the session");
         let ended = turn.commit(snapshot(9), TurnNote::default(), Some(receipt("turn")), VersionId::new()).await;

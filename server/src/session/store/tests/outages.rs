@@ -1,5 +1,5 @@
-//! An object store or a shared index that is out of reach: turns fail before anything is acknowledged, others are refused at once,
-//! and all work again by themselves afterwards.
+//! An unreachable object store or shared index: turns fail before anything is acknowledged, later ones are refused at
+//! once, and all work again by themselves afterward.
 
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
@@ -43,7 +43,7 @@ fn without_the_object_store_turns_are_refused_until_it_works_again() {
             let StoreError::Unavailable { reason } = &failed else { panic!("{failed}") };
             assert!(reason.starts_with("the object store: "), "{reason}");
             assert_eq!(one.get(ANN, &session.id).await.map(|session| session.head), Ok(session.head));
-            // Now it is known, and nothing is computed in vain.
+            // The outage is now known, and nothing is computed in vain.
             for refused in [
                 one.admit(ANN).await,
                 one.begin(ANN, &session.id, None, Duration::ZERO).await.map(drop),

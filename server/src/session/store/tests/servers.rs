@@ -1,4 +1,5 @@
-//! Two servers that use the same sessions: leases, turns that one of them overtakes, and commits whose answer is lost.
+//! Two servers that use the same sessions: leases, turns that one server loses to the other, and commits whose answer
+//! is lost.
 
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
@@ -28,7 +29,7 @@ fn a_session_in_use_on_one_server_is_in_use_on_the_other() {
         let head = ended.expect("the turn ends");
         assert_eq!(waiting.as_ref().map(|turn| &turn.session().head.id).ok(), Some(&head), "it reads the new head");
         drop(waiting);
-        // The next request of the same server, too, gets the lease after it was given back.
+        // The next request of the same server also gets the lease, after it was released.
         for read in 2..5 {
             commit(two.begin(ANN, &id, None, LONG).await.expect("the session"), read).await.expect("the turn ends");
         }
@@ -139,7 +140,7 @@ fn a_retry_is_not_refused_for_good_while_nobody_knows_that_it_is_one() {
     });
 }
 
-/// An attempt of the commit may still be on its way to the index when the client hears that the turn is refused.
+/// An attempt to commit may still be on its way to the index when the client hears that the turn is refused.
 #[test]
 fn a_turn_that_was_refused_is_not_stored_later() {
     crate::sync::block_on(async {

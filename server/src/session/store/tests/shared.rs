@@ -1,5 +1,5 @@
-//! Two stores over one index and one object store, as on two servers. The index is the embedded one, with what servers need
-//! besides; tests decide when it and the object store fail.
+//! Two stores over one index and one object store, as on two servers. The index is the embedded one, plus what shared
+//! servers need; tests decide when it and the object store fail.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -24,12 +24,12 @@ use crate::session::index::*;
 use crate::session::measured::operations;
 use crate::session::store::{Location, Store, StoreOptions};
 
-/// What all servers see.
+/// The state that all servers see.
 #[derive(Debug, Default)]
 struct Common {
     leases: Mutex<HashMap<SessionId, usize>>,
     leader: AtomicUsize,
-    /// Objects that the sweep has claimed. Held by each commit.
+    /// Objects that the sweep has claimed. Each commit holds the lock.
     claimed: tokio::sync::Mutex<HashSet<VersionId>>,
 }
 
@@ -40,11 +40,11 @@ pub(super) struct Shared {
     common: Arc<Common>,
     server: usize,
     pub(super) is_down: AtomicBool,
-    /// Whether the answer to the next commit is lost, with the connection.
+    /// Whether the connection breaks at the next commit, so that its answer is lost.
     pub(super) breaks: AtomicBool,
-    /// A commit has arrived.
+    /// Notified when a commit arrives.
     pub(super) arrived: Notify,
-    /// No commit goes on while a test holds it.
+    /// No commit proceeds while a test holds it.
     pub(super) gate: tokio::sync::Mutex<()>,
 }
 
@@ -57,7 +57,7 @@ impl Shared {
         self.failure().map_or(Ok(()), Err)
     }
 
-    /// Takes a session's lease from the server that has it.
+    /// Takes a session's lease away from the server that holds it.
     pub(super) fn steal(&self, session: &SessionId) {
         self.common.leases.lock().expect("the leases").remove(session);
     }
@@ -66,7 +66,7 @@ impl Shared {
         self.common.leases.lock().expect("the leases").contains_key(session)
     }
 
-    /// Makes this the server that sweeps.
+    /// Makes this server the leader.
     pub(super) fn lead(&self) {
         self.common.leader.store(self.server, SeqCst);
     }
@@ -166,7 +166,7 @@ macro_rules! shared {
 
 operations!(shared {});
 
-/// What an object store does.
+/// How the object store behaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mode {
     Works,
@@ -179,7 +179,7 @@ pub(super) enum Mode {
 pub(super) struct Flaky {
     objects: InMemory,
     pub(super) mode: Mutex<Mode>,
-    /// How many operations fail before the others do what the mode says.
+    /// Number of operations that fail before the rest follow the mode.
     pub(super) failing: AtomicUsize,
 }
 
@@ -263,7 +263,7 @@ impl Servers {
     }
 
     pub(super) async fn with(options: StoreOptions) -> Self {
-        // That of a store which is gone.
+        // The index of a store that is dropped at once.
         let index = Arc::clone(&open(Location::Memory).await.inner.index);
         let (common, objects) = (Arc::new(Common::default()), InMemory::new());
         let objects = Arc::new(Flaky { objects, mode: Mutex::new(Mode::Works), failing: AtomicUsize::new(0) });

@@ -1,4 +1,4 @@
-//! The sweep of one server against what another does.
+//! The sweep of one server, against what another one does.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ async fn with_grace(orphan_grace: Duration) -> Servers {
     Servers::with(StoreOptions { orphan_grace, ..StoreOptions::new(Location::Memory) }).await
 }
 
-/// A session that is to be removed after a minute, last used so many seconds ago.
+/// A session with a time to live of one minute, last used `seconds` ago.
 async fn used_before(servers: &Servers, seconds: u64) -> SessionId {
     let (id, version) = (SessionId::new(), VersionId::new());
     let row = SessionRow::new(ANN, version.as_str(), Some(60), now() - seconds * 1000);
@@ -82,12 +82,12 @@ fn a_session_that_was_just_used_on_one_server_is_not_removed_by_another() {
         for id in &ids {
             let row = two.inner.index.session(ANN, id).await.expect("the session");
             assert!(row.used + 10_000 > now(), "the use is recorded");
-            // As often as it is used, this is not written again at once.
+            // However often it is used, the use is not written again at once.
             let before = one.stats().transactions;
             one.load(ANN, id, None).await.expect("it is read");
             assert_eq!(one.stats().transactions, before);
         }
-        // A long turn is a use as long as it runs, and nothing else is left to record.
+        // A long turn counts as a use while it runs, and nothing else is left to record.
         let before = one.stats().transactions;
         one.inner.save_last_uses().await.expect("recorded");
         assert!(one.stats().transactions > before);
@@ -106,7 +106,7 @@ fn a_snapshot_that_another_server_has_removed_is_not_found() {
         one.delete(ANN, &session.id).await.expect("deleted");
         indexes[0].lead();
         one.inner.sweep_if_leading().await.expect("a sweep");
-        // Its rows were read before, its object comes too late.
+        // The rows were read before the removal; the object is read too late.
         let found = two.inner.fetch(&session.head.id, &version).await.map(drop);
         assert_eq!(found, Err(StoreError::VERSION));
         assert_eq!(two.begin(ANN, &session.id, None, Duration::ZERO).await.map(drop), Err(StoreError::SESSION));

@@ -1,4 +1,4 @@
-//! Turns that another server has begun, and perhaps committed, and that this one carries out again.
+//! Turns that another server has begun, and perhaps committed, and that this server runs again.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,23 +9,23 @@ use crate::session::id::{Owner, SessionId, VersionId};
 use crate::session::store::inner::{Inner, Store};
 use crate::session::store::types::{Session, Tier};
 
-/// How a turn began that is carried out again.
+/// How a turn began, so that it can be run again.
 #[derive(Clone, Debug)]
 pub struct Restart {
-    /// The version from which it starts, whatever the session's head is by now.
+    /// The version from which the turn starts, whatever the session's head is by now.
     pub from: VersionId,
-    /// Where that version's snapshot was found then.
+    /// Where that version's snapshot was found in the first run.
     pub tier: Tier,
     /// Whether the client named the version.
     pub named: bool,
 }
 
 impl Store {
-    /// As [`Self::begin`], for a turn that another server has begun. It is committed only if the session's head is still
-    /// the version from which it starts; if it was committed already, that counts as its commit.
+    /// Like [`Self::begin`], for a turn that another server has begun. The turn is committed only if the session's head
+    /// is still the version from which it starts; if it has already been committed, that counts as its commit.
     ///
     /// # Errors
-    /// As for [`Self::begin`], or the version from which it starts is no longer kept.
+    /// Same as [`Self::begin`], or the version from which it starts is no longer kept.
     pub async fn begin_again(
         &self,
         owner: Owner,
@@ -52,19 +52,20 @@ impl Store {
 }
 
 impl Turn {
-    /// How the turn has begun, for another server that carries it out again.
+    /// Returns how the turn began, for another server that runs it again.
     pub fn restart(&self) -> Restart {
         Restart { from: self.session.head.id.clone(), tier: self.tier, named: self.expectation.named }
     }
 
-    /// Says that another server may carry out the turn again, and commit the same version.
+    /// Marks the turn as one that another server may run again, and commit as the same version.
     pub fn may_repeat(&mut self) {
         self.repeats = true;
     }
 }
 
 impl Inner {
-    /// The session, if it lists the version: another server has committed the turn that makes it.
+    /// Returns the session if it lists the version, which means that another server has committed the turn that creates
+    /// it.
     pub(super) async fn committed(
         &self,
         owner: Owner,
@@ -76,7 +77,7 @@ impl Inner {
                 let (row, head) = self.index.head(owner, id).await?;
                 self.session(id.clone(), row, head).map(Some)
             }
-            // If it is the session that is missing, the commit says so.
+            // If the session itself is missing, the commit reports it.
             Err(StoreError::NotFound { .. }) => Ok(None),
             Err(error) => Err(error),
         }

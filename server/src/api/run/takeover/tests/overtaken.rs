@@ -1,4 +1,4 @@
-//! Servers that are taken for dead and are not: another one has their streams.
+//! Servers that are wrongly taken for dead: another server has their streams.
 
 use super::*;
 use crate::session::Owner;
@@ -11,7 +11,7 @@ fn end(id: &str) -> Request<Body> {
     Request::delete(format!("/v1/streams/{id}")).body(Body::empty()).unwrap()
 }
 
-/// What the run's own limit of time does.
+/// Ends the stream early, as the run's own time limit does.
 fn is_over(server: &Server, id: &str) {
     let owner = Owner::default();
     server.state.streams().delete(owner, id).unwrap();

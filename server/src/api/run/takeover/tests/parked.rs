@@ -1,4 +1,5 @@
-//! Streams that a server leaves when it shuts down: another one goes on after the text so far, and computes nothing twice.
+//! Streams that a server parks when it shuts down: another server continues after the text so far, and computes nothing
+//! twice.
 
 use object_store::ObjectStoreExt as _;
 
@@ -7,13 +8,13 @@ use super::*;
 const PARKED: &str = "tidegate_streams_parked_total";
 const RECOMPUTED: &str = "tidegate_stream_recomputed_tokens_total";
 
-/// The objects of the cluster.
+/// Lists the objects of the cluster.
 async fn objects(cluster: &Cluster) -> Vec<object_store::path::Path> {
     cluster.objects.list(None).map(|object| object.unwrap().location).collect().await
 }
 
-/// Begins a stream and shuts the server down once the client has some of it: the stream's id and the events that the client
-/// has, all of which the server had when it stopped.
+/// Begins a stream, and shuts the server down once the client has some of it. Returns the stream's id and the events
+/// that the client has, which are all that the server had when it stopped.
 async fn left(server: &Server, path: &str, body: &Value) -> (String, Vec<String>) {
     let (_, id, _, mut stream) = server.stream(path, body).await;
     let mut begun = String::new();
@@ -27,7 +28,7 @@ async fn left(server: &Server, path: &str, body: &Value) -> (String, Vec<String>
     (id, had)
 }
 
-/// The same request for a longer text, if it has no grammar.
+/// Returns the request for a longer text, if it has no grammar.
 fn longer(body: &Value) -> Value {
     let mut body = body.clone();
     if body["max_tokens"].as_u64() < Some(40) && body["tools"].is_null() {
@@ -48,7 +49,7 @@ async fn a_parked_turn_goes_on_where_it_was_with_the_same_events() {
             Vec::new()
         } else {
             parked.push(name);
-            // The second server is shut down as well, once it has gone on.
+            // The second server is shut down as well, once it has continued the stream.
             let mut more = second.resume(&id, Some(had.len() - 1)).await.into_body().into_data_stream();
             let first = more.next().await.unwrap().unwrap();
             second.state.drain();
@@ -67,11 +68,11 @@ async fn a_parked_turn_goes_on_where_it_was_with_the_same_events() {
         assert_eq!(third.metric(PARKED).await, 0.0, "{name}");
         let all = [had, rest].concat();
         assert!(all.last().unwrap().ends_with("data: [DONE]"), "{name}: {all:?}");
-        // The state in between is gone, so this one computes the whole text.
+        // The parked state is gone, so this server computes the whole text.
         assert_eq!(fourth.rest(&id, None).await, all, "{name}");
         assert_eq!(objects(&cluster).await.len(), 1, "{name}: that of the version");
     }
-    // The short ones may have ended before.
+    // The short texts may have ended before.
     assert!(parked.len() >= 4 && twice >= 2.0, "{parked:?} were parked, and {twice} twice");
 }
 
@@ -88,14 +89,14 @@ async fn a_parked_turn_that_is_lost_or_damaged_is_computed_again() {
             "state" => drop(cluster.objects.put(object, "no state".into()).await.unwrap()),
             "tokens" => cluster.change_streams(|record| {
                 let mut record: Value = serde_json::from_slice(record).unwrap();
-                // It ends the text, which has not ended.
+                // This token ends the text, which has not ended.
                 record["parked"]["tokens"][1] = 0.into();
                 record.to_string().into()
             }),
             _ => cluster.objects.delete(object).await.unwrap(),
         }
         if damage == "tokens" {
-            // The server finds out when it has begun to continue the stream, which it then begins anew.
+            // The server notices this only after it has begun to continue the stream, and then starts over.
             let first = second.resume(&id, Some(had.len() - 1)).await;
             let is_refused = first.status() == StatusCode::SERVICE_UNAVAILABLE;
             assert!(is_refused || text(first).await.is_empty());
