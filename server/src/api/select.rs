@@ -91,7 +91,7 @@ impl AppState {
         let name = &instance.served.name;
         let entry = models.named(name).ok_or_else(|| unknown_model(name, &[], Some("model")))?;
         // Waiting requests hold their bodies in memory, so their number is limited.
-        let _permit = self.waiters().enter(owner::current())?;
+        let _permit = self.waiters().enter_for_model(owner::current())?;
         models.awake(&entry).await.map(|instance| self.bound(instance))
     }
 
@@ -164,7 +164,7 @@ async fn bind(
         return Ok(state.bound(instance));
     }
     // The model could not be opened when the server started.
-    let _permit = state.waiters().enter(owner::current())?;
+    let _permit = state.waiters().enter_for_model(owner::current())?;
     models.awake(&entry).await.map(|instance| state.bound(instance))
 }
 

@@ -13,7 +13,7 @@ use crate::text::HelperCommand;
 /// The options for serving a checkpoint.
 #[derive(Clone, Debug)]
 pub struct OpenOptions {
-    /// The model's name in requests; [`model_name`] by default.
+    /// The model's name in requests; [`model_name`](super::model_name) by default.
     pub name: Option<String>,
     /// Whether the model also answers requests for any other name.
     pub any_name: bool,

@@ -94,7 +94,7 @@ impl Drop for UsageRecorder {
             Some(Failure::Grammar) => info!(total_ms, "completion ended: {}", Failure::Grammar),
             Some(failure) => warn!(total_ms, "completion failed: {failure}"),
             None if self.is_complete() => info!(total_ms, "completion finished"),
-            None => info!(total_ms, "completion cancelled by the client"),
+            None => info!(total_ms, "completion cancelled"),
         });
     }
 }

@@ -18,15 +18,24 @@ impl Default for Waiters {
 }
 
 impl Waiters {
-    /// Lets a request of `owner` wait, until the share is dropped.
+    /// Lets a request of `owner` wait for a session, until the share is dropped.
     pub(in crate::api) fn enter(&self, owner: Owner) -> Result<Share, ApiError> {
+        self.take(owner, "sessions in use", "prefer")
+    }
+
+    /// The same for a model that is loading.
+    pub(in crate::api) fn enter_for_model(&self, owner: Owner) -> Result<Share, ApiError> {
+        self.take(owner, "sessions or models", "model")
+    }
+
+    fn take(&self, owner: Owner, awaited: &str, param: &'static str) -> Result<Share, ApiError> {
         self.0.take(owner, 1).map_err(|left| {
             let message = format!(
-                "{} of your requests already wait for sessions in use, and {} may: half of the {MAX_WAITERS} places that \
-                 others leave",
+                "{} of your requests already wait for {awaited}, and {} may: half of the {MAX_WAITERS} places that others \
+                 leave",
                 left.held, left.most
             );
-            ApiError::rate_limit("too_many_waiting", message).about("prefer")
+            ApiError::rate_limit("too_many_waiting", message).about(param)
         })
     }
 }
@@ -42,7 +51,9 @@ mod tests {
         let mut held: Vec<Share> = (0..128).map(|_| enter(1).unwrap()).collect();
         let refused = enter(1).err().unwrap();
         assert_eq!((refused.status().as_u16(), refused.label()), (429, "too_many_waiting"));
-        assert!(refused.message().starts_with("128 of your requests already wait"), "{}", refused.message());
+        assert!(refused.message().starts_with("128 of your requests already wait for sessions in use"));
+        let refused = waiters.enter_for_model(Owner([1; 16])).err().unwrap();
+        assert!(refused.message().starts_with("128 of your requests already wait for sessions or models"));
         for owner in 2..5 {
             held.extend((0..64).map_while(|_| enter(owner).ok()));
         }
