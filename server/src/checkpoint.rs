@@ -130,14 +130,11 @@ pub fn open_on(folder: &Path, device: &OpenDevice, options: &OpenOptions) -> Res
     if let OpenDevice::Cuda(cuda) = device {
         let served = serve(folder, device, options, || on_cuda(folder, cuda, options.slots, options.state));
         return match served {
-            Err(error) if !cuda::is_of_the_device(&error) => Err(error),
-            Err(error) if options.device == DeviceChoice::Auto => {
+            Err(error) if options.device == DeviceChoice::Auto && cuda::is_of_the_device(&error) => {
                 tracing::warn!(%device, "using the CPU: {error}");
                 serve(folder, &OpenDevice::Cpu, options, || on_cpu(folder, options.slots, options.state))
             }
-            Err(error @ OpenError::Device(_)) => Err(error),
-            Err(error) => Err(DeviceError::Unable { device: device.to_string(), reason: error.to_string() }.into()),
-            served => served,
+            served => served.map_err(|error| cuda::unable(error, cuda)),
         };
     }
     if let OpenDevice::Candle(on) = device {

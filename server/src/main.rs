@@ -89,8 +89,8 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Command::Eval(args) => {
             log::start(&args.log, "warn")?;
             start_threads(&args.model)?;
-            let (files, _) = models::find(&args.model)?;
-            printed(eval::eval(&args, files))?;
+            let (files, name) = models::find(&args.model)?;
+            printed(eval::eval(&args, files, name))?;
         }
         Command::Chat(args) => {
             keep_files_private();

@@ -1,6 +1,6 @@
 """Time to the first token of questions after the same instructions, on servers that start anew in each round.
 
-    python instructions.py --rounds 3 'tidegate --model MODEL.gguf --port PORT --threads 2' \\
+    python instructions.py --rounds 3 'tidegate --model MODEL.gguf --port PORT --threads 2 --data-dir FOLDER' \\
         'llama-server -m MODEL.gguf --port PORT -t 2 -c 16384 --parallel 1'
 
 The instructions are words of the vocabulary that models.py writes, a token each.

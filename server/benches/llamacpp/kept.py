@@ -5,7 +5,8 @@
         'llama-server -m MODEL.gguf --port PORT -t 2 -c 131072 --parallel 1 --slot-save-path FOLDER'
 
 Tidegate keeps the conversation as a session and gets the new tokens alone. llama-server keeps it as a saved slot, which has to
-be restored, and gets all tokens, because its requests have no other form. Both load the model before the time counts.
+be restored, and gets all tokens, because its requests have no other form. Both load the model before the time counts. Its time is that of the whole answer
+of one token, Tidegate's that of the first event of a stream.
 """
 
 import argparse

@@ -46,7 +46,7 @@ def running(command, interval=0.1):
     try:
         while not is_ready(url):
             if server.poll() is not None:
-                raise SystemExit(f"{command} has ended")
+                raise SystemExit(f"{command} has ended; run it by hand to see why")
             time.sleep(interval)
         yield url, server
     finally:

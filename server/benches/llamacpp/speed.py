@@ -11,12 +11,13 @@ import json
 import pathlib
 import statistics
 import subprocess
+import sys
 
 from servers import spread
 
 
 def output(command, model, arguments):
-    print(f"{model.stem}: {command[0]}", end="\r", flush=True)
+    print(f"{model.stem}: {command[0]}", end="\r", file=sys.stderr, flush=True)
     line = [*command, str(model), *arguments]
     return subprocess.run(line, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True).stdout.decode()
 
@@ -47,7 +48,7 @@ for _ in range(given.rounds):
     for model in given.models:
         for case, row in tidegate(model, given):
             ours[model, *case].append(row["tokens_per_second"])
-            shares[model, *case].append(row.get("roof_share") or 0)
+            shares[model, *case].append(row["roof_share"])
         for case, rate in llama(model, given):
             theirs[model, *case].append(rate)
 print("| model | | threads | Tidegate | llama.cpp | ratio | share of the machine's limit |\n| --- | --- | --- | --- | --- | --- | --- |")

@@ -1,6 +1,6 @@
 """Time from the start of a server's process until it is ready, and until the first token, and its memory then.
 
-    python start.py --rounds 5 'tidegate --model MODEL --port PORT --threads 2' 'llama-server -m MODEL.gguf --port PORT -t 2'
+    python start.py --rounds 5 'tidegate --model MODEL --port PORT --threads 2 --data-dir FOLDER' 'llama-server -m MODEL.gguf --port PORT -t 2'
 
 One start that does not count brings the files into the page cache. The memory is what the process has of its own (RssAnon): pages
 of files that it maps belong to the page cache, and are given beside it.

@@ -72,6 +72,17 @@ pub(super) fn is_of_the_device(error: &OpenError) -> bool {
     )
 }
 
+/// Returns the error as one of the device, if the same model might be served on another.
+pub(super) fn unable(error: OpenError, device: &OpenCuda) -> OpenError {
+    match error {
+        error @ OpenError::Device(_) => error,
+        error if is_of_the_device(&error) => {
+            DeviceError::Unable { device: device.to_string(), reason: error.to_string() }.into()
+        }
+        error => error,
+    }
+}
+
 impl fmt::Display for OpenCuda {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "cuda:{} ({})", self.ordinal, self.device.name())

@@ -7,7 +7,7 @@ use tidegate_model::{Backend, LanguageModel, ModelRunner};
 #[cfg(feature = "cuda")]
 use super::choice::DeviceChoice;
 #[cfg(feature = "cuda")]
-use super::cuda::is_of_the_device;
+use super::cuda::{is_of_the_device, unable};
 use super::device::OpenDevice;
 use super::error::OpenError;
 #[cfg(feature = "cuda")]
@@ -22,7 +22,7 @@ pub struct Model {
     pub model: Box<dyn LanguageModel>,
     /// Its tokenizer, chat template and default sampling parameters.
     pub text: TextFiles,
-    /// Bytes of the weights in this process's memory, if the CPU runs the model.
+    /// Bytes that the weights take where the model runs.
     pub weights: u64,
 }
 
@@ -41,7 +41,7 @@ pub fn open_model(folder: &Path, options: &OpenOptions) -> Result<Model, OpenErr
                 tracing::warn!(%device, "using the CPU: {error}");
                 with_text(folder, options, on_cpu(folder, slots, state)?)
             }
-            loaded => with_text(folder, options, loaded?),
+            loaded => with_text(folder, options, loaded.map_err(|error| unable(error, &device))?),
         },
         OpenDevice::Candle(device) => with_text(folder, options, by_candle(folder, &device, slots, state)?),
     }

@@ -1,4 +1,4 @@
-//! The options for serving a checkpoint.
+//! The options for opening a checkpoint.
 
 use std::path::PathBuf;
 
@@ -10,7 +10,7 @@ use super::load::Files;
 use crate::engine::EngineOptions;
 use crate::text::HelperCommand;
 
-/// The options for serving a checkpoint.
+/// The options for opening a checkpoint.
 #[derive(Clone, Debug)]
 pub struct OpenOptions {
     /// The model's name in requests; [`model_name`](super::model_name) by default.

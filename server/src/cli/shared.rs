@@ -43,7 +43,7 @@ pub(crate) struct ModelArgs {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Logging")]
 pub(crate) struct LogArgs {
-    /// Log filter, as LEVEL or TARGET=LEVEL,… [default: info; generate, chat: warn]
+    /// Log filter, as LEVEL or TARGET=LEVEL,… [default: info; generate, chat, eval: warn]
     #[arg(long, env = "TIDEGATE_LOG", value_name = "FILTER")]
     pub(crate) log: Option<String>,
     /// Lines of text, or JSON objects

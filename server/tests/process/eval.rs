@@ -98,8 +98,47 @@ fn a_limit_ends_within_a_document() {
     // "a" and its end are two of them.
     let few = score(&shipped(), &file, &["--limit", "4"]);
     assert_eq!((&few["documents"], &few["tokens"], &few["bytes"]), (&2.into(), &4.into(), &10.into()), "{few}");
+    assert_eq!(few["model"], "tidegate-tiny");
     assert_eq!(score(&shipped(), &file, &["--limit", "1000"])["nats"], all["nats"]);
+    // The end of the first document is the end of what is predicted.
+    let first = score(&shipped(), &file, &["--limit", "2"]);
+    assert_eq!((&first["documents"], &first["bytes"]), (&1.into(), &1.into()), "{first}");
     assert!(refused(&shipped(), &file, &["--limit", "0"]).contains("--limit"));
+}
+
+#[test]
+fn without_tokens_around_a_text_its_first_token_is_not_predicted() {
+    let model = written(&json!({"eos_token_id": []}));
+    for name in ["generation_config.json", "tokenizer_config.json"] {
+        std::fs::write(model.path().join(name), "{}").unwrap();
+    }
+    let file = model.path().join("tokenizer.json");
+    let mut tokenizer: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    tokenizer["post_processor"] = Value::Null;
+    std::fs::write(file, tokenizer.to_string()).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("text.txt");
+    std::fs::write(&file, "a<|endoftext|>aaa").unwrap();
+    let found = score(model.path(), &file, &[]);
+    let tokens = found["tokens"].as_u64().unwrap();
+    assert_eq!(found["documents"], 1, "a document of one token has nothing to predict: {found}");
+    assert!((1..3).contains(&tokens) && found["bytes"].as_u64().unwrap() < 3, "{found}");
+    std::fs::write(&file, "a").unwrap();
+    assert!(refused(model.path(), &file, &[]).contains("nothing to predict"));
+}
+
+#[test]
+fn a_model_with_a_window_reads_token_by_token() {
+    let model = written(&json!({"attention": "softmax", "sliding_window": 8, "position_embedding": "rope",
+        "conv_kernel": 0, "output_norm": false}));
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("text.txt");
+    let text = "The fox said to the hare: how long is the river?";
+    std::fs::write(&file, text).unwrap();
+    let (nats, tokens) = scored_by_the_server(model.path(), &[], &[text], [0, 0]);
+    let found = score(model.path(), &file, &[]);
+    assert_eq!(found["tokens"], tokens);
+    assert!((found["nats"].as_f64().unwrap() - nats / tokens as f64).abs() < 1e-6, "{found}, {nats} in {tokens}");
 }
 
 #[test]
