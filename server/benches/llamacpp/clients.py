@@ -22,13 +22,13 @@ def stream(address, number, tokens, start, generated):
     prompt = words(number, 8)
     body = {"prompt": prompt, "n_predict": tokens, "temperature": 0.8, "seed": number, "stream": True}
     body = json.dumps(body | {"ignore_eos": True, "cache_prompt": False}).encode()
-    head = f"POST /completion HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+    head = f"POST /completion HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
     with socket.create_connection(address) as server:
         start.wait(timeout=60)
         server.sendall(f"{head}connection: close\r\n\r\n".encode() + body)
         answer = b"".join(iter(lambda: server.recv(1 << 16), b""))
     if not answer.startswith(b"HTTP/1.1 200"):
-        print(answer[:500].decode(errors="replace"))
+        generated["error"] = answer[:500].decode(errors="replace")
         return
     generated[number] = int(re.findall(rb'"predicted_n":\s*(\d+)', answer)[-1])
 
@@ -44,8 +44,8 @@ def rate(url, clients, tokens):
     for thread in threads:
         thread.join()
     seconds = time.perf_counter() - began
-    if len(generated) < clients:
-        raise SystemExit(f"{clients - len(generated)} clients got no answer")
+    if "error" in generated or len(generated) < clients:
+        raise SystemExit(generated.get("error", f"{clients - len(generated)} clients got no answer"))
     return sum(generated.values()) / seconds
 
 
