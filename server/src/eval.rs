@@ -242,7 +242,7 @@ mod tests {
 
     use super::*;
 
-    /// Gives the same logits after every token.
+    /// A model with the same logits after every token.
     struct Constant([f32; 3]);
 
     impl LanguageModel for Constant {
@@ -285,13 +285,15 @@ mod tests {
     }
 
     #[test]
-    fn losses_are_of_the_tokens_after_those_that_begin_a_text() {
+    fn tokens_that_begin_a_text_are_not_predicted() {
         let logits = [0.0, 1.0, -2.0];
         let sum: f64 = logits.iter().map(|logit| f64::from(*logit).exp()).sum();
         let report = scored(logits, &[0, 0, 1, 2, 0], 2).unwrap();
         let want = sum.ln() - (1.0 - 2.0 + 0.0) / 3.0;
         assert!((report.nats - want).abs() < 1e-6, "{report:?}");
         assert_eq!((report.tokens, report.bytes), (3, 3));
+        let perplexity = format!("perplexity         {:.3}\n", want.exp());
+        assert!(table(&report).contains(&perplexity), "{}", table(&report));
         let report = scored(logits, &[1, 2], 0).unwrap();
         assert_eq!((report.tokens, report.bytes), (1, 2), "nothing predicts the first token");
     }

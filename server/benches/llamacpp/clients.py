@@ -1,13 +1,11 @@
-"""Tokens per second of many clients that stream at once, on servers that start anew in each round.
+"""Total tokens per second of many clients that stream at once. The servers start anew in each round.
 
     python clients.py --rounds 3 'tidegate --model MODEL.gguf --port PORT --threads 2 --slots 32 --data-dir FOLDER' \\
         'llama-server -m MODEL.gguf --port PORT -t 2 --parallel 32 --cont-batching --no-cache-prompt -c 16384'
 
-The clients are raw sockets, which take little of the cores that the server needs. What counts is the number of tokens that
-the server says it has generated.
+The clients are raw sockets, which leave nearly all CPU time to the server. Tokens are counted by the server's `predicted_n`.
 """
 
-import argparse
 import json
 import re
 import socket
@@ -15,7 +13,7 @@ import threading
 import time
 from urllib.parse import urlparse
 
-from servers import running, spread, words
+from servers import command_line, in_turn, running, spread, words
 
 
 def stream(address, number, tokens, start, generated):
@@ -49,19 +47,16 @@ def rate(url, clients, tokens):
     return sum(generated.values()) / seconds
 
 
-parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-parser.add_argument("servers", nargs="+", help="commands, with PORT in the place of the port")
+def measure(command):
+    with running(command) as (url, _):
+        # A warm-up: the server has not used its slots before.
+        rate(url, arguments.clients, arguments.tokens)
+        return rate(url, arguments.clients, arguments.tokens)
+
+
+parser = command_line(__doc__)
 parser.add_argument("--clients", type=int, default=32)
-parser.add_argument("--tokens", type=int, default=64, help="that each client wants")
-parser.add_argument("--rounds", type=int, default=3)
+parser.add_argument("--tokens", type=int, default=64, help="tokens that each client requests")
 arguments = parser.parse_args()
-measured = {command: [] for command in arguments.servers}
-for number in range(arguments.rounds):
-    for command, rates in measured.items():
-        with running(command) as (url, _):
-            # The first time, memory is new to the server.
-            rate(url, arguments.clients, arguments.tokens)
-            rates.append(rate(url, arguments.clients, arguments.tokens))
-        print(f"round {number + 1}: {rates[-1]:,.0f} tokens per second, {command}", flush=True)
-for command, rates in measured.items():
+for command, rates in in_turn(arguments.servers, arguments.rounds, measure).items():
     print(f"{spread(rates)} tokens per second, {command}")

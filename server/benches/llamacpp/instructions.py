@@ -6,12 +6,11 @@
 The instructions are words of the vocabulary that models.py writes, a token each.
 """
 
-import argparse
 import json
 import time
 import urllib.request
 
-from servers import running, spread, words
+from servers import command_line, in_turn, running, spread, words
 
 QUESTIONS = 5
 
@@ -29,25 +28,18 @@ def first_token(url, prompt):
     return (first - began) * 1e3, timings.get("prompt_n"), timings.get("cache_n")
 
 
-def measure(command, length, question):
-    instructions = words(1, length)
+def measure(command):
+    instructions = words(1, arguments.length)
     with running(command) as (url, _):
         first_token(url, words(0, 8))
-        return [first_token(url, instructions + words(2 + i, question)) for i in range(QUESTIONS)]
+        return [first_token(url, instructions + words(2 + i, arguments.question)) for i in range(QUESTIONS)]
 
 
-parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-parser.add_argument("servers", nargs="+", help="commands, with PORT in the place of the port")
+parser = command_line(__doc__)
 parser.add_argument("--length", type=int, default=4000, help="words of the instructions")
 parser.add_argument("--question", type=int, default=40, help="words of a question")
-parser.add_argument("--rounds", type=int, default=3)
 arguments = parser.parse_args()
-measured = {command: [] for command in arguments.servers}
-for number in range(arguments.rounds):
-    for command, rounds in measured.items():
-        rounds.append(measure(command, arguments.length, arguments.question))
-        print(f"round {number + 1}:", " ".join(f"{ms:.0f}" for ms, _, _ in rounds[-1]), "ms", command, flush=True)
-for command, rounds in measured.items():
+for command, rounds in in_turn(arguments.servers, arguments.rounds, measure).items():
     print(f"\n{command}")
     for question, results in enumerate(zip(*rounds), 1):
         _, computed, cached = results[0]

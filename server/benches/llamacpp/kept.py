@@ -1,12 +1,12 @@
-"""Time to the first token of a short turn on a long conversation that was kept, after the server has started again.
+"""Time to the first token of a short turn that continues a long conversation, after a restart of the server.
 
     python kept.py --tokens 100000 --turn 16 --rounds 3 --folder FOLDER \\
         'tidegate --model MODEL.gguf --port PORT --threads 2 --data-dir FOLDER' \\
         'llama-server -m MODEL.gguf --port PORT -t 2 -c 131072 --parallel 1 --slot-save-path FOLDER'
 
-Tidegate keeps the conversation as a session and gets the new tokens alone. llama-server keeps it as a saved slot, which has to
-be restored, and gets all tokens, because its requests have no other form. Both load the model before the time counts. Its time is that of the whole answer
-of one token, Tidegate's that of the first event of a stream.
+Tidegate continues a session, so its request has the new tokens alone; the time ends with the first event of the stream.
+llama-server restores a saved slot, and its request has all tokens; the time ends with the answer, which has one token. Both have
+loaded the model before the time starts.
 """
 
 import argparse

@@ -1,5 +1,6 @@
-"""Starts Tidegate or llama-server on a free port, for the measurements in this folder. Needs nothing but Python."""
+"""Runs Tidegate and llama-server in turn, each on a free port, for the measurements in this folder. Needs nothing but Python."""
 
+import argparse
 import contextlib
 import json
 import random
@@ -8,6 +9,7 @@ import socket
 import statistics
 import string
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -54,7 +56,25 @@ def running(command, interval=0.1):
         server.wait()
 
 
+def command_line(doc):
+    """A parser for the commands that start the servers, and the number of rounds."""
+    parser = argparse.ArgumentParser(description=doc.splitlines()[0])
+    parser.add_argument("servers", nargs="+", help="commands; PORT becomes a free port")
+    parser.add_argument("--rounds", type=int, default=3)
+    return parser
+
+
+def in_turn(commands, rounds, measure):
+    """What `measure` returns for each command: one result per round."""
+    measured = {command: [] for command in commands}
+    for number in range(rounds):
+        for command, results in measured.items():
+            print(f"round {number + 1} of {rounds}: {command}", file=sys.stderr, flush=True)
+            results.append(measure(command))
+    return measured
+
+
 def spread(numbers, digits=0):
-    """The median, and the least and most."""
+    """The median and the range."""
     least, median, most = (f"{f(numbers):,.{digits}f}" for f in (min, statistics.median, max))
     return f"{median} ({least}–{most})"

@@ -1,16 +1,16 @@
-"""Time from the start of a server's process until it is ready, and until the first token, and its memory then.
+"""Time from the start of a server's process until it is ready and until its first token, and the memory that it uses then.
 
-    python start.py --rounds 5 'tidegate --model MODEL --port PORT --threads 2 --data-dir FOLDER' 'llama-server -m MODEL.gguf --port PORT -t 2'
+    python start.py --rounds 5 'tidegate --model MODEL --port PORT --threads 2 --data-dir FOLDER' \\
+        'llama-server -m MODEL.gguf --port PORT -t 2'
 
-One start that does not count brings the files into the page cache. The memory is what the process has of its own (RssAnon): pages
-of files that it maps belong to the page cache, and are given beside it.
+A first start brings the files into the page cache and does not count. Memory is what the process allocates (RssAnon); pages of the
+files that it maps (RssFile) are shown separately, because they belong to the page cache.
 """
 
-import argparse
 import re
 import time
 
-from servers import post, running, spread, words
+from servers import command_line, in_turn, post, running, spread, words
 
 
 def measure(command):
@@ -24,14 +24,7 @@ def measure(command):
     return ready - began, first - began, *mib
 
 
-parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-parser.add_argument("servers", nargs="+", help="commands, with PORT in the place of the port")
-parser.add_argument("--rounds", type=int, default=5)
-arguments = parser.parse_args()
-measured = {command: [] for command in arguments.servers}
-for number in range(arguments.rounds + 1):
-    for command, rounds in measured.items():
-        rounds.append(measure(command))
-for command, rounds in measured.items():
+arguments = command_line(__doc__).parse_args()
+for command, rounds in in_turn(arguments.servers, arguments.rounds + 1, measure).items():
     ready, first, own, mapped = zip(*rounds[1:])
     print(f"ready {spread(ready, 2)} s, first token {spread(first, 2)} s, {spread(own)} MiB, mapped {spread(mapped)}: {command}")

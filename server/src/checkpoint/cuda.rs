@@ -72,7 +72,7 @@ pub(super) fn is_of_the_device(error: &OpenError) -> bool {
     )
 }
 
-/// Returns the error as one of the device, if the same model might be served on another.
+/// Converts an error that another device might not have into a [`DeviceError`]; other errors stay as they are.
 pub(super) fn unable(error: OpenError, device: &OpenCuda) -> OpenError {
     match error {
         error @ OpenError::Device(_) => error,

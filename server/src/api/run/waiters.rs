@@ -23,7 +23,7 @@ impl Waiters {
         self.take(owner, "sessions in use", "prefer")
     }
 
-    /// The same for a model that is loading.
+    /// Lets a request of `owner` wait for a model that is loading, until the share is dropped.
     pub(in crate::api) fn enter_for_model(&self, owner: Owner) -> Result<Share, ApiError> {
         self.take(owner, "sessions or models", "model")
     }
