@@ -6,11 +6,12 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::keys::Keys;
-use super::{mamba, mamba2, rfa, rwkv, rwkv7};
+use super::{mamba, mamba2, recurrent_gemma, rfa, rwkv, rwkv7};
 use crate::config::{Attention, ConfigError, DecoderConfig, TokenIds, within};
 
 /// The `model_type`s that only candle supports.
-pub const ONLY_CANDLE: [&str; 3] = [mamba::MODEL_TYPE, rwkv::MODEL_TYPES[0], rwkv::MODEL_TYPES[1]];
+pub const ONLY_CANDLE: [&str; 4] =
+    [mamba::MODEL_TYPE, recurrent_gemma::MODEL_TYPE, rwkv::MODEL_TYPES[0], rwkv::MODEL_TYPES[1]];
 
 /// The config of a model that runs on candle.
 #[derive(Clone, Debug)]
@@ -25,6 +26,7 @@ pub struct Config {
 pub(super) enum Family {
     Mamba(mamba_model::Config),
     Mamba2(mamba2_model::Config),
+    RecurrentGemma(recurrent_gemma::Config),
     Rfa(Box<DecoderConfig>),
     /// One of `rwkv::MODEL_TYPES`.
     Rwkv(&'static str, rwkv_v5::Config),
@@ -52,18 +54,26 @@ impl Config {
     /// A key is missing or wrong, or candle's model does not support its value.
     pub fn from_json(text: &str) -> Result<Self, ConfigError> {
         let Some((kind, keys)) = only_candle(text) else { return Self::of(&DecoderConfig::from_json(text)?) };
-        let (family, vocab_size) = if kind == mamba::MODEL_TYPE {
-            let config = mamba::config(&Keys(&keys))?;
-            let vocab_size = mamba::vocab_size(&config);
-            (Family::Mamba(config), vocab_size)
-        } else {
-            let config = rwkv::config(&Keys(&keys))?;
-            let vocab_size = config.vocab_size;
-            (Family::Rwkv(kind, config), vocab_size)
+        let (family, vocab_size) = match kind {
+            mamba::MODEL_TYPE => {
+                let config = mamba::config(&Keys(&keys))?;
+                let vocab_size = mamba::vocab_size(&config);
+                (Family::Mamba(config), vocab_size)
+            }
+            recurrent_gemma::MODEL_TYPE => {
+                let config = recurrent_gemma::config(&Keys(&keys))?;
+                let vocab_size = config.vocab_size;
+                (Family::RecurrentGemma(config), vocab_size)
+            }
+            _ => {
+                let config = rwkv::config(&Keys(&keys))?;
+                let vocab_size = config.vocab_size;
+                (Family::Rwkv(kind, config), vocab_size)
+            }
         };
-        // All of these families use 0 as the end-of-text token unless the config names another.
+        let eos = if kind == recurrent_gemma::MODEL_TYPE { recurrent_gemma::EOS } else { 0 };
         let eos_token_id = match keys.get("eos_token_id") {
-            None | Some(Value::Null) => TokenIds::One(0),
+            None | Some(Value::Null) => TokenIds::One(eos),
             Some(found) => TokenIds::deserialize(found)
                 .map_err(|_| ConfigError::bound("eos_token_id", "a token id or a list of them", found))?,
         };
@@ -91,6 +101,7 @@ impl Config {
         match &self.family {
             Family::Mamba(_) => mamba::MODEL_TYPE,
             Family::Mamba2(_) => "mamba2",
+            Family::RecurrentGemma(_) => recurrent_gemma::MODEL_TYPE,
             Family::Rfa(config) => config.mixer(),
             Family::Rwkv(kind, _) => kind,
             Family::Rwkv7(_) => "rwkv7",
@@ -102,6 +113,7 @@ impl Config {
         let shape = match &self.family {
             Family::Mamba(config) => mamba::state(config),
             Family::Mamba2(config) => mamba2::state(config),
+            Family::RecurrentGemma(config) => recurrent_gemma::state(config),
             Family::Rfa(config) => rfa::state(config),
             Family::Rwkv(_, config) => rwkv::state(config),
             Family::Rwkv7(config) => rwkv7::state(config),

@@ -1,6 +1,7 @@
 //! The keys of a third-party `config.json`, and checks against the values that candle's models hard-code.
 
 use std::fmt::Debug;
+use std::ops::RangeInclusive;
 
 use serde_json::{Map, Value};
 
@@ -23,16 +24,21 @@ impl Keys<'_> {
         Ok(number)
     }
 
-    /// Like [`Self::number`], but returns `default` if the key is absent.
+    /// Like [`Self::number`], but returns `default` if the key is absent or null.
     pub(super) fn number_or(&self, key: &'static str, default: usize, most: usize) -> Result<usize, ConfigError> {
-        if self.get(key).is_some() { self.number(key, most) } else { Ok(default) }
+        if self.get(key).is_none_or(Value::is_null) { Ok(default) } else { self.number(key, most) }
     }
 
-    /// Returns a small positive number, or `default` if the key is absent.
-    pub(super) fn float_or(&self, key: &'static str, default: f64) -> Result<f64, ConfigError> {
-        let Some(found) = self.get(key) else { return Ok(default) };
+    /// Returns a number in `range`, or `default` if the key is absent or null.
+    pub(super) fn float_or(
+        &self,
+        key: &'static str,
+        default: f64,
+        range: RangeInclusive<f64>,
+    ) -> Result<f64, ConfigError> {
+        let Some(found) = self.get(key).filter(|found| !found.is_null()) else { return Ok(default) };
         let number = found.as_f64().ok_or_else(|| ConfigError::bound(key, "a number", found))?;
-        within(key, number, 1e-12, 1e-1)?;
+        within(key, number, *range.start(), *range.end())?;
         Ok(number)
     }
 

@@ -3,7 +3,7 @@
 //!
 //! Each sequence is computed separately, token by token, so its bits do not depend on other sequences.
 //!
-//! Module dependencies: family -> mamba, mamba2, rfa, rwkv, rwkv7 -> config; states; all of them -> this file.
+//! Module dependencies: family -> mamba, mamba2, recurrent_gemma, rfa, rwkv, rwkv7 -> config; states; all of them -> this file.
 //! `tensors` gives the models their weights.
 
 mod config;
@@ -11,6 +11,7 @@ mod family;
 mod keys;
 mod mamba;
 mod mamba2;
+mod recurrent_gemma;
 mod rfa;
 mod rwkv;
 mod rwkv7;
@@ -99,6 +100,9 @@ impl Checkpoint {
         let family: Box<dyn Family> = match &config.family {
             config::Family::Mamba(config) => Box::new(mamba::Mamba::load(config, source, device)?),
             config::Family::Mamba2(config) => Box::new(mamba2::Mamba2::load(config, source, device)?),
+            config::Family::RecurrentGemma(config) => {
+                Box::new(recurrent_gemma::RecurrentGemma::load(config, source, device)?)
+            }
             config::Family::Rfa(config) => Box::new(portable::Decoder::open(config, source, device)?),
             config::Family::Rwkv(kind, config) => Box::new(rwkv::Rwkv::load(kind, config, source, device)?),
             config::Family::Rwkv7(config) => Box::new(rwkv7::Rwkv7::load(config, source, device)?),

@@ -43,7 +43,7 @@ pub(super) fn config(keys: &Keys<'_>) -> std::result::Result<Config, ConfigError
         num_attention_heads: head_size,
         head_size,
         intermediate_size,
-        layer_norm_epsilon: keys.float_or("layer_norm_epsilon", 1e-5)?,
+        layer_norm_epsilon: keys.float_or("layer_norm_epsilon", 1e-5, 1e-12..=0.1)?,
         rescale_every: 0,
     })
 }

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tidegate_model::random::Normals;
 
 /// The families.
-pub const FAMILIES: [&str; 3] = ["mamba", "rwkv5", "rwkv6"];
+pub const FAMILIES: [&str; 4] = ["mamba", "recurrent_gemma", "rwkv5", "rwkv6"];
 
 /// Names and shapes.
 pub type Tensors = Vec<(String, Vec<usize>)>;
@@ -23,6 +23,15 @@ pub fn config(kind: &str, vocab: usize, hidden: usize) -> Value {
             "residual_in_fp32": true, "rms_norm": true, "ssm_cfg": {}, "pad_vocab_size_multiple": 8,
             "torch_dtype": "float32"});
     }
+    if kind == "recurrent_gemma" {
+        return json!({"model_type": kind, "architectures": ["RecurrentGemmaForCausalLM"], "vocab_size": vocab,
+            "hidden_size": hidden, "intermediate_size": 3 * hidden, "num_hidden_layers": 3,
+            "_block_types": ["recurrent", "attention"], "num_attention_heads": 4, "num_key_value_heads": 2,
+            "head_dim": hidden / 4, "lru_width": null, "attention_window_size": 16, "conv1d_width": 4,
+            "logits_soft_cap": 30.0, "partial_rotary_factor": 0.5, "rope_theta": 10000.0, "rms_norm_eps": 1e-6,
+            "hidden_activation": "gelu_pytorch_tanh", "attention_bias": false, "bos_token_id": 2, "eos_token_id": 1,
+            "pad_token_id": 0, "torch_dtype": "bfloat16"});
+    }
     json!({"model_type": kind, "architectures": ["RwkvForCausalLM"], "vocab_size": vocab, "hidden_size": hidden,
         "num_hidden_layers": 2, "attention_hidden_size": hidden, "head_size": 32, "head_size_divisor": 8,
         "num_attention_heads": 64, "intermediate_size": null, "layer_norm_epsilon": 1e-5, "rescale_every": 6,
@@ -35,6 +44,9 @@ pub fn tensors(config: &Value) -> Tensors {
     let (vocab, h, layers) = (number("vocab_size"), number("hidden_size"), number("num_hidden_layers"));
     let mut all: Tensors = Vec::new();
     let mut add = |name: String, shape: &[usize]| all.push((name, shape.to_vec()));
+    if config["model_type"] == "recurrent_gemma" {
+        return recurrent_gemma(config);
+    }
     if config["model_type"] == "mamba" {
         let (inner, rank) = (2 * h, h.div_ceil(16));
         add("backbone.embeddings.weight".into(), &[vocab, h]);
@@ -118,6 +130,67 @@ pub fn tensors(config: &Value) -> Tensors {
     all
 }
 
+/// The tensors of RecurrentGemma; every second layer has attention.
+fn recurrent_gemma(config: &Value) -> Tensors {
+    let number = |key: &str| config[key].as_u64().unwrap() as usize;
+    let (h, inner, heads, size) =
+        (number("hidden_size"), number("intermediate_size") / 2, number("num_attention_heads"), number("head_dim"));
+    let keys = number("num_key_value_heads") * size;
+    let mut all: Tensors = vec![
+        ("model.embed_tokens.weight".into(), vec![number("vocab_size"), h]),
+        ("model.final_norm.weight".into(), vec![h]),
+    ];
+    let mut add = |i: usize, tensors: &[(&str, &[usize])]| {
+        all.extend(tensors.iter().map(|(name, shape)| (format!("model.layers.{i}.{name}"), shape.to_vec())));
+    };
+    for i in 0..number("num_hidden_layers") {
+        add(
+            i,
+            &[
+                ("temporal_pre_norm.weight", &[h]),
+                ("channel_pre_norm.weight", &[h]),
+                ("mlp_block.gate_proj.weight", &[inner, h]),
+                ("mlp_block.gate_proj.bias", &[inner]),
+                ("mlp_block.up_proj.weight", &[inner, h]),
+                ("mlp_block.up_proj.bias", &[inner]),
+                ("mlp_block.down_proj.weight", &[h, inner]),
+                ("mlp_block.down_proj.bias", &[h]),
+            ],
+        );
+        if i % 2 == 1 {
+            add(
+                i,
+                &[
+                    ("temporal_block.q_proj.weight", &[h, h]),
+                    ("temporal_block.k_proj.weight", &[keys, h]),
+                    ("temporal_block.v_proj.weight", &[keys, h]),
+                    ("temporal_block.o_proj.weight", &[h, h]),
+                    ("temporal_block.o_proj.bias", &[h]),
+                ],
+            );
+            continue;
+        }
+        for gate in ["input_gate", "recurrent_gate"] {
+            let (weight, bias) =
+                (format!("temporal_block.rg_lru.{gate}_weight"), format!("temporal_block.rg_lru.{gate}_bias"));
+            add(i, &[(&weight, &[heads, size, size]), (&bias, &[heads, size])]);
+        }
+        for linear in ["linear_x", "linear_y", "linear_out"] {
+            let (weight, bias) = (format!("temporal_block.{linear}.weight"), format!("temporal_block.{linear}.bias"));
+            add(i, &[(&weight, &[h, h]), (&bias, &[h])]);
+        }
+        add(
+            i,
+            &[
+                ("temporal_block.conv_1d.weight", &[h, 1, 4]),
+                ("temporal_block.conv_1d.bias", &[h]),
+                ("temporal_block.rg_lru.recurrent_param", &[h]),
+            ],
+        );
+    }
+    all
+}
+
 /// Writes a config and random weights of these tensors, which are nowhere all zeros or all ones.
 pub fn write(folder: &Path, config: &Value, tensors: &Tensors, seed: u64) {
     std::fs::write(folder.join("config.json"), config.to_string()).unwrap();
@@ -132,7 +205,7 @@ pub fn write(folder: &Path, config: &Value, tensors: &Tensors, seed: u64) {
                 }
                 n if n.ends_with("bias") || n.ends_with("time_faaaa") || n.ends_with("A_log") => (0.0, 0.5),
                 // Decays with half-lives from one token to some dozens.
-                n if n.ends_with("time_decay") => (-2.0, 1.0),
+                n if n.ends_with("time_decay") || n.ends_with("recurrent_param") => (-2.0, 1.0),
                 n if n.contains("time_m") && shape.len() == 3 && shape[1] == 1 => (0.5, 0.3),
                 n if n.ends_with("mixer.D") => (1.0, 0.5),
                 n if n.contains("embedding") => (0.0, 1.0),

@@ -199,7 +199,8 @@ impl Model {
 
 #[test]
 fn the_families_that_only_candle_has_are_those_of_their_papers() {
-    for (seed, kind) in (60..).zip(published::FAMILIES) {
+    // RecurrentGemma has golden numbers of its own.
+    for (seed, kind) in (60..).zip(published::FAMILIES).filter(|(_, kind)| *kind != "recurrent_gemma") {
         let folder = published::written(kind, 61, 64, seed);
         let (mut model, decoder) = (Model::load(folder.path()), Checkpoint::open(folder.path()).unwrap());
         let decoder = decoder.decoder(&Device::Cpu).unwrap();

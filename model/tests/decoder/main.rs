@@ -16,6 +16,7 @@ mod hybrid;
 mod mamba2;
 mod portable;
 mod promises;
+mod recurrent_gemma;
 mod reference;
 mod rfa;
 mod rwkv7;

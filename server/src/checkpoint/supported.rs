@@ -62,7 +62,8 @@ const GROWING: [&str; 38] = [
 const OTHER_RECURRENT: [&str; 7] = ["mamba", "rwkv", "retnet", "hgrn", "griffin", "xlstm", "deltanet"];
 
 /// The supported values of `model_type`: our own kernels compute the first four.
-const SUPPORTED: [&str; 7] = ["rfa_gate", "rfa_seq2seq", "rwkv7", "mamba2", "mamba", "rwkv5", "rwkv6"];
+const SUPPORTED: [&str; 8] =
+    ["rfa_gate", "rfa_seq2seq", "rwkv7", "mamba2", "mamba", "recurrent_gemma", "rwkv5", "rwkv6"];
 
 /// The config of a model that can be served.
 pub(super) enum Described {
