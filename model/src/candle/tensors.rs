@@ -1,6 +1,7 @@
 //! Serves the tensors of a checkpoint to candle's models, under the names and in the shapes that they ask for, as f32.
 
-use std::sync::{Mutex, PoisonError};
+use std::collections::BTreeSet;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use candle_core::{DType, Device, Error, Result, Shape, Tensor};
 use candle_nn::{Init, VarBuilder};
@@ -29,22 +30,68 @@ impl Named {
 struct Tensors<'a> {
     source: &'a Source,
     named: fn(&str) -> Named,
-    /// Why the last failed read failed.
-    failure: &'a Mutex<Option<LoadError>>,
+    seen: &'a Mutex<Seen>,
 }
 
-/// Builds a candle model from a checkpoint. `named` maps the model's tensor names to stored tensors.
+/// What became of a model's requests for tensors.
+#[derive(Default)]
+struct Seen {
+    /// The stored names of the tensors that exist.
+    found: BTreeSet<String>,
+    /// What is wrong with tensors.
+    problems: Vec<String>,
+    /// An error that is not about a tensor's name, shape or values.
+    failure: Option<LoadError>,
+}
+
+/// Builds a candle model from a checkpoint whose tensors have been checked. `named` maps the model's tensor names to
+/// stored tensors.
+///
+/// # Errors
+/// [`LoadError::Tensors`] lists everything that is wrong with the tensors.
 pub(super) fn load<M>(
     source: &Source,
     named: fn(&str) -> Named,
     device: &Device,
     new: impl FnOnce(VarBuilder<'_>) -> Result<M>,
 ) -> std::result::Result<M, LoadError> {
-    let failure = Mutex::default();
-    let tensors = Tensors { source, named, failure: &failure };
+    build(source, named, device, new, |_| Vec::new())
+}
+
+/// Like [`load`], for a checkpoint that nothing has checked: tensors that the model does not ask for are wrong, too.
+pub(super) fn load_unchecked<M>(
+    source: &Source,
+    named: fn(&str) -> Named,
+    device: &Device,
+    new: impl FnOnce(VarBuilder<'_>) -> Result<M>,
+) -> std::result::Result<M, LoadError> {
+    build(source, named, device, new, |found| {
+        // A head that is tied to the embedding may be stored a second time.
+        let unknown = |name: &&str| !found.contains(*name) && *name != "lm_head.weight";
+        source.names().filter(unknown).map(|name| format!("unknown tensor {name}")).collect()
+    })
+}
+
+/// `unknown` lists what is wrong with the stored tensors that the model did not ask for.
+fn build<M>(
+    source: &Source,
+    named: fn(&str) -> Named,
+    device: &Device,
+    new: impl FnOnce(VarBuilder<'_>) -> Result<M>,
+    unknown: impl FnOnce(&BTreeSet<String>) -> Vec<String>,
+) -> std::result::Result<M, LoadError> {
+    let seen = Mutex::default();
+    let tensors = Tensors { source, named, seen: &seen };
     let made = new(VarBuilder::from_backend(Box::new(tensors), DType::F32, device.clone()));
-    let failure = failure.into_inner().unwrap_or_else(PoisonError::into_inner);
-    made.map_err(|error| failure.unwrap_or(error.into()))
+    let Seen { found, mut problems, failure } = seen.into_inner().unwrap_or_else(PoisonError::into_inner);
+    if let Some(failure) = failure {
+        return Err(failure);
+    }
+    // A model that was not finished has not asked for all of its tensors.
+    if made.is_ok() {
+        problems.extend(unknown(&found));
+    }
+    if problems.is_empty() { Ok(made?) } else { Err(source.refuse(problems)) }
 }
 
 impl Tensors<'_> {
@@ -53,7 +100,10 @@ impl Tensors<'_> {
         let Named { names, transposed, scale } = (self.named)(name);
         let stored = |name: &String| Some((name.clone(), self.source.shape(name)?.to_vec()));
         let (name, stored) = match names.iter().find_map(stored) {
-            Some(found) => found,
+            Some(found) => {
+                self.seen().found.insert(found.0.clone());
+                found
+            }
             // The read below fails and reports the name as missing.
             None => (names.join(" or "), wanted.unwrap_or_default().to_vec()),
         };
@@ -82,15 +132,24 @@ impl Tensors<'_> {
         Ok((numbers, shape))
     }
 
+    fn seen(&self) -> MutexGuard<'_, Seen> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn tensor(&self, name: &str, wanted: Option<&[usize]>, dtype: DType, device: &Device) -> Result<Tensor> {
-        match self.read(name, wanted) {
-            Ok((numbers, shape)) => Tensor::from_vec(numbers, shape, device)?.to_dtype(dtype),
-            Err(error) => {
-                let message = Error::Msg(error.to_string());
-                *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
-                Err(message)
-            }
-        }
+        let error = match self.read(name, wanted) {
+            Ok((numbers, shape)) => return Tensor::from_vec(numbers, shape, device)?.to_dtype(dtype),
+            Err(error) => error,
+        };
+        let message = Error::Msg(error.to_string());
+        let LoadError::Tensors { problems, .. } = error else {
+            self.seen().failure = Some(error);
+            return Err(message);
+        };
+        self.seen().problems.extend(problems);
+        // Let the model ask for its other tensors, so that all problems are found. The placeholder is a single zero,
+        // whatever its shape: a wrong config may ask for more memory than there is.
+        wanted.map_or(Err(message), |wanted| Tensor::zeros((), dtype, device)?.broadcast_as(wanted))
     }
 }
 

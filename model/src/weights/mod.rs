@@ -128,6 +128,20 @@ impl Source {
         }
     }
 
+    /// The names of all tensors in a file.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        let file = if let Self::File(file, _) = self { Some(file) } else { None };
+        file.into_iter().flat_map(|file| file.entries.keys().map(String::as_str))
+    }
+
+    /// Makes an error that rejects tensors for these reasons.
+    pub(crate) fn refuse(&self, problems: Vec<String>) -> LoadError {
+        match self {
+            Self::File(file, _) => file.refuse(problems),
+            Self::Random(..) => LoadError::Tensors { file: "random weights".into(), config: "the config", problems },
+        }
+    }
+
     /// The shapes of all tensors in a file.
     pub(crate) fn shapes(&self) -> impl Iterator<Item = &[usize]> {
         let file = if let Self::File(file, _) = self { Some(file) } else { None };

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use tempfile::TempDir;
 use tidegate_model::candle::{CandleDecoder, CandlePool, Checkpoint, Config};
+use tidegate_model::checkpoint::LoadError;
 use tidegate_model::{Backend, Device, checkpoint};
 
 use crate::common::{Numbers, bits, config, distance, fixtures, write_checkpoint};
@@ -272,24 +273,51 @@ fn what_candle_does_not_support_is_refused_by_name() {
 }
 
 #[test]
-fn a_missing_or_misshapen_tensor_is_named() {
+fn missing_misshapen_and_unknown_tensors_are_listed_in_one_error() {
     for kind in published::FAMILIES {
         let keys = published::config(kind, 61, 64);
         let whole = published::tensors(&keys);
+        let folder = tempfile::tempdir().unwrap();
+        let problems = |tensors: &published::Tensors| {
+            published::write(folder.path(), &keys, tensors, 1);
+            let decoder = Checkpoint::open(folder.path()).unwrap().decoder(&Device::Cpu);
+            let LoadError::Tensors { problems, .. } = decoder.unwrap_err() else { panic!("{kind}: another error") };
+            problems
+        };
         for i in 0..whole.len() {
-            let (folder, mut tensors) = (tempfile::tempdir().unwrap(), whole.clone());
-            let (name, mut shape) = tensors.remove(i);
-            let error = |tensors: &published::Tensors| {
-                published::write(folder.path(), &keys, tensors, 1);
-                Checkpoint::open(folder.path()).unwrap().decoder(&Device::Cpu).unwrap_err().to_string()
-            };
-            let missing = error(&tensors);
-            assert!(missing.contains("missing tensor") && missing.contains(&name), "{name}: {missing}");
+            let mut tensors = whole.clone();
+            let (missing, _) = tensors.remove(i);
+            let (misshapen, shape) = tensors.last_mut().unwrap();
+            let misshapen = misshapen.clone();
             shape[0] += 1;
-            tensors.push((name.clone(), shape));
-            let misshapen = error(&tensors);
-            assert!(misshapen.contains(&format!("{name} has shape")), "{name}: {misshapen}");
+            tensors.push(("other.weight".into(), vec![2]));
+            tensors.push(("lm_head.weight".into(), vec![61, 64]));
+            let found = problems(&tensors);
+            let named = |start: &str, name: &str| {
+                found.iter().filter(|problem| problem.starts_with(start) && problem.contains(name)).count()
+            };
+            let each = [
+                named("missing tensor ", &missing),
+                named(&format!("{misshapen} has shape"), ""),
+                named("unknown tensor other.weight", ""),
+            ];
+            assert_eq!((each, found.len()), ([1; 3], 3), "{missing}: {found:?}");
         }
+        // Too much memory for one tensor of zeros.
+        let mut keys = keys.clone();
+        keys["vocab_size"] = (1 << 22).into();
+        keys["hidden_size"] = (1 << 16).into();
+        keys["attention_hidden_size"] = (1 << 16).into();
+        keys["head_dim"] = (1 << 14).into();
+        for key in ["intermediate_size", "time_step_rank"] {
+            keys.as_object_mut().unwrap().remove(key);
+        }
+        if kind == "recurrent_gemma" {
+            keys["intermediate_size"] = (1 << 18).into();
+        }
+        published::write(folder.path(), &keys, &whole, 1);
+        let error = Checkpoint::open(folder.path()).unwrap().decoder(&Device::Cpu).unwrap_err().to_string();
+        assert!(error.contains("expected [4194304, 65536]"), "{error}");
     }
     // Quantised weights have kernels of our own alone.
     let folder = native("", 1);

@@ -14,7 +14,7 @@ use candle_core::{Device, Result, Tensor};
 use candle_nn::{Embedding, Module, embedding};
 
 use super::family::{Family, LayerState, StateShape};
-use super::tensors::{Named, load};
+use super::tensors::{Named, load_unchecked};
 use crate::weights::{LoadError, Source};
 use blocks::{Angles, Layer, Norm};
 pub(super) use config::{Config, config};
@@ -50,7 +50,7 @@ pub(super) struct RecurrentGemma {
 
 impl RecurrentGemma {
     pub(super) fn load(config: &Config, source: &Source, device: &Device) -> std::result::Result<Self, LoadError> {
-        load(source, Named::plain, device, |weights| {
+        load_unchecked(source, Named::plain, device, |weights| {
             let weights = weights.pp("model");
             let layer = |(i, &attention)| Layer::new(config, attention, &weights.pp("layers").pp(i));
             Ok(Self {
