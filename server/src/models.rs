@@ -103,6 +103,9 @@ pub(crate) fn listed(args: &ServeArgs) -> Result<Vec<Named>> {
     let named = |name: String, at: At| Named { name, place: Place { at, vocabulary: vocabulary.clone() } };
     for given in &args.model.model {
         let (at, name) = split(given);
+        if let Some(reason) = at.missing() {
+            bail!("--model {at}: {reason}");
+        }
         if let At::Path(folder) = &at {
             let found = folder.is_file() || folder.join("config.json").is_file();
             ensure!(found, "--model {}: the folder has no config.json", folder.display());
@@ -262,7 +265,15 @@ mod tests {
                 vec!["--model".to_owned(), text("a"), "--model".into(), format!("{}=a", text("b"))],
                 "two models are named a",
             ),
-            (vec!["--model".into(), text("a"), "--model".into(), text("none")], "has no config.json"),
+            (
+                vec!["--model".into(), text("a"), "--model".into(), text("none")],
+                "none: there is no such file or folder, and it is no name on a hub",
+            ),
+            (
+                vec!["--model".into(), text("a"), "--model".into(), "src/none".into()],
+                "src/none: there is no such file or folder, and it is not taken for a name on a hub",
+            ),
+            (vec!["--model".into(), text("a"), "--model".into(), text("")], "has no config.json"),
             (vec!["--model".into(), text("a"), "--model".into(), text("b"), "--model-name=z".into()], "--model-name"),
             (vec!["--model".into(), format!("{}=x", text("a")), "--model-name=z".into()], "give one of them"),
             (vec!["--model".into(), format!("{}=x", text("a"))], "one"),

@@ -40,11 +40,38 @@ impl At {
         }
     }
 
+    /// Returns why there is nothing at the path. Returns `None` if there is something, and for a name on a hub.
+    pub(crate) fn missing(&self) -> Option<String> {
+        const MISSING: &str = "there is no such file or folder";
+        let Self::Path(path) = self else { return None };
+        match path.try_exists() {
+            Ok(true) => None,
+            Err(error) => Some(error.to_string()),
+            Ok(false) => match path.to_str().and_then(|text| text.parse::<HubName>().ok()) {
+                // Only the folder of its organization keeps it from being a name: see `HubName::of`.
+                Some(name) => {
+                    let folder = name.model().split('/').next().unwrap_or_default();
+                    Some(format!("{MISSING}, and it is not taken for a name on a hub, because {folder} exists"))
+                }
+                None => Some(format!("{MISSING}, and it is no name on a hub")),
+            },
+        }
+    }
+
     /// Returns only the folder or file, for uses that read no text.
     pub(crate) fn weights(self) -> Result<PathBuf> {
+        self.check()?;
         match self {
             Self::Path(path) => Ok(path),
             Self::Hub(name) => Ok(fetched(&name, None)?.path),
+        }
+    }
+
+    /// Refuses a path at which there is nothing.
+    fn check(&self) -> Result<()> {
+        match self.missing() {
+            Some(reason) => Err(Error::msg(format!("{self}: {reason}"))),
+            None => Ok(()),
         }
     }
 }
@@ -62,6 +89,7 @@ impl Place {
     /// Returns the files. Those of a hub are downloaded first, if they are not in the cache.
     pub(crate) fn find(self) -> Result<Files> {
         let Self { at, vocabulary } = self;
+        at.check()?;
         match at {
             At::Path(path) => {
                 let vocabulary = vocabulary_of_path(&path, vocabulary.as_deref())?;
@@ -107,4 +135,21 @@ pub(crate) fn pull(name: &HubName, vocabulary: Option<&Path>, out: &mut impl Wri
     }
     writeln!(out, "{}", path.display())?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_without_a_file_or_folder_is_refused_before_anything_is_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("none");
+        let reason = format!("{}: there is no such file or folder, and it is no name on a hub", path.display());
+        let at = At::of(path);
+        assert_eq!(at.clone().weights().unwrap_err().to_string(), reason);
+        let Err(error) = (Place { at, vocabulary: None }).find() else { panic!("there is nothing") };
+        assert_eq!(error.to_string(), reason);
+        assert_eq!(At::of(folder.path().into()).weights().unwrap(), folder.path());
+    }
 }

@@ -328,9 +328,9 @@ pub fn tensors(config: &DecoderConfig) -> BTreeMap<String, Vec<usize>> {
     schema::tensors(config).all.into_iter().map(|(name, tensor)| (name, tensor.shape)).collect()
 }
 
-/// Lists the types that a tensor may have: all of them if quantization converts it, else the float types.
-fn supported(quantised: bool) -> String {
-    let kinds = WeightType::ALL.into_iter().filter(|kind| quantised || !kind.is_quantised());
+/// Lists the types that a tensor may have: all of them if a file may store it quantized, else the float types.
+fn supported(packed: bool) -> String {
+    let kinds = WeightType::ALL.into_iter().filter(|kind| packed || !kind.is_quantised());
     kinds.map(|kind| kind.name().to_uppercase()).collect::<Vec<_>>().join(", ")
 }
 

@@ -2,9 +2,10 @@
 
 use candle_core::Device;
 use candle_core::quantized::{GgmlDType, ggml_file::qtensor_from_ggml};
-use half::{bf16, f16};
+use half::f16;
 use rayon::prelude::*;
 
+use crate::kernels;
 use crate::weights::{LoadError, Matrix, WeightType, widen};
 
 /// The type of a matrix on the device; as `Kind` in model/cuda/maths.cuh.
@@ -53,12 +54,13 @@ impl Kind {
     }
 }
 
-/// Returns a matrix's numbers as 16-bit floats of this kind, unchanged if they already have it.
+/// Returns a matrix's numbers as 16-bit floats of this kind, unchanged if they already have it. Finite numbers stay
+/// finite.
 fn halves(matrix: &Matrix<'_>, kind: Kind) -> Result<Vec<u16>, LoadError> {
     if matches!((matrix.kind, kind), (WeightType::Bf16, Kind::Bf16) | (WeightType::F16, Kind::F16)) {
         return Ok(matrix.bytes.as_chunks::<2>().0.iter().map(|&b| u16::from_le_bytes(b)).collect());
     }
-    let round = |v: f32| if kind == Kind::Bf16 { bf16::from_f32(v).to_bits() } else { f16::from_f32(v).to_bits() };
+    let round = |v: f32| if kind == Kind::Bf16 { kernels::nearest(v).to_bits() } else { nearest_f16(v).to_bits() };
     Ok(singles(matrix)?.into_iter().map(round).collect())
 }
 
@@ -126,7 +128,33 @@ fn tiles(numbers: &[u16], rows: usize, columns: usize, stack: Stack) -> Vec<u8> 
     out
 }
 
-/// Returns a number of S as bf16, rounded to nearest.
+/// Returns a number of S as bf16, rounded to nearest as on the CPU.
 pub(super) fn nearest(v: f32) -> [u8; 2] {
-    bf16::from_f32(v).to_le_bytes()
+    kernels::nearest(v).to_le_bytes()
+}
+
+/// Rounds to the nearest f16. A finite number that is too large becomes the largest finite f16, as in
+/// model/cuda/maths.cuh: the CPU computes with these weights in f32, where they are finite.
+fn nearest_f16(v: f32) -> f16 {
+    let most = f16::MAX.to_f32();
+    f16::from_f32(if v.is_finite() { v.clamp(-most, most) } else { v })
+}
+
+#[cfg(test)]
+mod tests {
+    use half::bf16;
+
+    use super::*;
+
+    #[test]
+    fn finite_numbers_stay_finite_in_16_bits() {
+        // A block of q8_0: the scale, the largest f16, and 32 signed bytes, of which 129 is -127.
+        let mut block = f16::MAX.to_le_bytes().to_vec();
+        block.extend([127, 129, 0, 1]);
+        block.resize(34, 0);
+        let matrix = Matrix { kind: WeightType::Q8_0, bytes: block.into(), rows: 1, columns: 32 };
+        let found = halves(&matrix, Kind::F16).unwrap();
+        assert_eq!(found[..4], [f16::MAX, f16::MIN, f16::ZERO, f16::MAX].map(f16::to_bits));
+        assert_eq!([f32::MAX, f32::MIN].map(nearest), [bf16::MAX, bf16::MIN].map(bf16::to_le_bytes));
+    }
 }

@@ -114,15 +114,24 @@ pub(crate) fn nearest(value: f32) -> bf16 {
     bf16::from_f32(if value.is_finite() { value.clamp(-most, most) } else { value })
 }
 
+/// Bytes of a huge page.
+const HUGE_PAGE: usize = 2 << 20;
+
+/// Like [`advise_huge`], but for the states of many conversations, of which a server often uses the first few only. The
+/// beginning keeps small pages, so a conversation takes only the memory of its own state.
+pub(crate) fn advise_huge_later<T>(memory: &mut [T]) {
+    let first = (HUGE_PAGE / size_of::<T>()).min(memory.len());
+    advise_huge(&mut memory[first..]);
+}
+
 /// Advises the system to back `memory` with huge pages: weights are streamed from end to end, and small pages cost a
 /// walk of the page tables every 4 KiB.
 pub(crate) fn advise_huge<T>(memory: &mut [T]) {
     #[cfg(target_os = "linux")]
     {
-        const PAGE: usize = 2 << 20;
         let first: *mut u8 = memory.as_mut_ptr().cast();
-        let start = first.addr().next_multiple_of(PAGE) - first.addr();
-        let len = size_of_val(memory).saturating_sub(start) / PAGE * PAGE;
+        let start = first.addr().next_multiple_of(HUGE_PAGE) - first.addr();
+        let len = size_of_val(memory).saturating_sub(start) / HUGE_PAGE * HUGE_PAGE;
         if len > 0 {
             // SAFETY: the range lies in `memory`, on whole pages, and the advice changes no contents. A refusal does
             // not matter.

@@ -152,7 +152,8 @@ impl std::fmt::Debug for Threads {
 }
 
 impl Threads {
-    /// Starts `count` threads, the caller included; fewer if the system refuses more.
+    /// Starts `count` threads, the caller included; fewer if the system refuses more. That is no error, because fewer
+    /// threads compute the same bits, only more slowly. Callers that need or show a number compare [`Self::count`].
     pub fn new(count: usize) -> Self {
         let shared = Arc::new(Shared {
             open: AtomicU64::new(0),
@@ -215,8 +216,8 @@ impl Threads {
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return alone(),
         };
-        let worker_started = Instant::now();
-        if caller.suspended_until.is_some_and(|until| worker_started < until) {
+        let began = Instant::now();
+        if caller.suspended_until.is_some_and(|until| began < until) {
             return alone();
         }
         caller.suspended_until = None;
@@ -235,7 +236,7 @@ impl Threads {
             }
         }
         self.shared.work(End::First);
-        self.wait(pieces, worker_started, &mut caller);
+        self.wait(pieces, began, &mut caller);
         if self.shared.panicked.swap(false, Ordering::Relaxed) {
             drop(caller);
             panic!("a piece of a shared job panicked");
@@ -243,7 +244,7 @@ impl Threads {
     }
 
     /// Waits for the pieces that others have claimed; suspends the workers if that took too long.
-    fn wait(&self, pieces: usize, worker_started: Instant, caller: &mut Caller) {
+    fn wait(&self, pieces: usize, began: Instant, caller: &mut Caller) {
         let all_done = || self.shared.done.load(Ordering::Acquire) == pieces;
         let mut looks = 0u32;
         let mut waiting = None;
@@ -251,7 +252,7 @@ impl Threads {
             // Must not panic: workers may still use the job, which this frame keeps alive.
             looks = looks.saturating_add(1);
             if looks.is_multiple_of(64) {
-                let (since, _) = *waiting.get_or_insert_with(|| (Instant::now(), worker_started.elapsed()));
+                let (since, _) = *waiting.get_or_insert_with(|| (Instant::now(), began.elapsed()));
                 if since.elapsed() > PATIENCE {
                     // The worker has no core; spinning on this one would not help.
                     std::thread::sleep(NAP);

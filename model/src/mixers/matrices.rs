@@ -6,7 +6,7 @@ use half::bf16;
 use half::vec::HalfBitsVecExt;
 
 use crate::kernels::element::Element;
-use crate::kernels::{advise_huge, nearest};
+use crate::kernels::{advise_huge_later, nearest};
 use crate::memory::StateType;
 
 /// S of all heads of a layer: (slots, heads, rows, d)
@@ -35,12 +35,12 @@ impl Matrices {
         match state {
             StateType::F32 => {
                 let mut s = vec![0.0; len];
-                advise_huge(&mut s);
+                advise_huge_later(&mut s);
                 Self::F32(s)
             }
             StateType::Bf16 => {
                 let mut s = vec![0u16; len];
-                advise_huge(&mut s);
+                advise_huge_later(&mut s);
                 Self::Bf16(s.reinterpret_into())
             }
         }

@@ -87,7 +87,7 @@ fn chosen(files: &[String], file: &str, whole: &[&str]) -> Result<Choice, String
     if !files.iter().any(|known| known == file) {
         return Err(format!("there is no {file}{}", among(whole)));
     }
-    if is_tensors && files.iter().any(|known| known.strip_prefix(folder) == Some(CONFIG)) {
+    if is_tensors && has_config(files, folder) {
         return Err(format!("{file} is a part of the model of its folder"));
     }
     Ok(Choice::File(file.into()))
@@ -98,6 +98,18 @@ fn chosen(files: &[String], file: &str, whole: &[&str]) -> Result<Choice, String
 pub(super) fn whole_models(files: &[String]) -> impl Iterator<Item = &str> {
     let in_folder = files.iter().any(|file| file == CONFIG);
     files.iter().map(String::as_str).filter(move |file| is_gguf(file) || !in_folder && is_named(file, PTH))
+}
+
+/// Returns the safetensors files that may be whole models: those that no `config.json`, beside them or in the root,
+/// describes as parts of one. Only their contents can tell, because any model may be stored this way.
+pub(super) fn single_tensors(files: &[String]) -> impl Iterator<Item = &str> {
+    let is_part = move |file: &str| has_config(files, "") || has_config(files, folder_of(file));
+    files.iter().map(String::as_str).filter(move |file| is_named(file, TENSORS) && !is_part(file))
+}
+
+/// Returns whether a folder, given with a trailing slash, has a `config.json`.
+fn has_config(files: &[String], folder: &str) -> bool {
+    files.iter().any(|file| file.strip_prefix(folder) == Some(CONFIG))
 }
 
 pub(super) fn is_gguf(file: &str) -> bool {
@@ -208,6 +220,17 @@ mod tests {
             [&files[1], &files[2], &files[2]].map(|it| Some(&**it))
         );
         assert_eq!(vocabulary_of(&files[..2], "b.pth"), None);
+    }
+
+    #[test]
+    fn safetensors_beside_a_config_are_no_single_files() {
+        let single = |files: &str| {
+            let files: Vec<String> = files.split(' ').map(Into::into).collect();
+            single_tensors(&files).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(single("README.md a.pth a.safetensors q/b.safetensors"), "a.safetensors q/b.safetensors");
+        assert_eq!(single("a.safetensors q/b.safetensors q/config.json"), "a.safetensors");
+        assert_eq!(single("config.json model.safetensors q/b.safetensors"), "");
     }
 
     #[test]

@@ -21,7 +21,7 @@ use super::vocabulary::Vocabulary;
 /// Number of bytes of a GGUF file that show what it contains.
 const HEAD: u64 = 4096;
 /// Number of bytes of other files that do: they contain the names of the first tensors.
-const NATIVE_HEAD: u64 = 1 << 16;
+pub(super) const NATIVE_HEAD: u64 = 1 << 16;
 
 /// A model in the cache.
 #[derive(Debug)]

@@ -2,16 +2,16 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{Result as IoResult, Write};
+use std::io::{Read as _, Result as IoResult, Write};
 use std::path::Path;
 
 use serde::Serialize;
 use tidegate_server::checkpoint;
 
 use super::cache::{Repo, files};
-use super::choose::{CONFIG, is_vocabulary, whole_models};
+use super::choose::{CONFIG, is_vocabulary, single_tensors, whole_models};
 use super::error::HubError;
-use super::fetch::{complete, reason};
+use super::fetch::{NATIVE_HEAD, complete, reason};
 use super::name::Commit;
 use super::progress::size;
 use super::settings::Settings;
@@ -96,7 +96,8 @@ fn models(snapshot: &Path, name: &str) -> Vec<(String, u64, Result<(), String>)>
     let folder = complete(snapshot, None).is_ok_and(|path| path == snapshot);
     let mut models = Vec::new();
     if !folder {
-        for file in whole_models(&there) {
+        let tensors = single_tensors(&there).filter(|file| is_native(&snapshot.join(file)));
+        for file in whole_models(&there).chain(tensors) {
             models.push((format!("{name}:{file}"), bytes(file), served(&snapshot.join(file))));
         }
     }
@@ -113,6 +114,37 @@ fn models(snapshot: &Path, name: &str) -> Vec<(String, u64, Result<(), String>)>
     models
 }
 
+/// Returns whether a safetensors file begins as RWKV-7 of its author does.
+fn is_native(path: &Path) -> bool {
+    let mut head = Vec::new();
+    let read = fs::File::open(path).and_then(|file| file.take(NATIVE_HEAD).read_to_end(&mut head));
+    read.is_ok() && checkpoint::refused_native(&path.to_string_lossy(), &head).is_none()
+}
+
 fn served(path: &Path) -> Result<(), String> {
     checkpoint::check(path).map_err(|error| reason(&error, path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rwkv_7_in_safetensors_is_listed_by_its_file() {
+        const RWKV: &str = "\x20\0\0\0\0\0\0\0{\"blocks.0.att.r_k\":{}}          ";
+        const OTHER: &str = "\x20\0\0\0\0\0\0\0{\"conv_in.weight\":{}}            ";
+        for (files, expected) in [
+            (&[("a.safetensors", RWKV), ("b.safetensors", OTHER)][..], &["org/x:a.safetensors"][..]),
+            (&[("a.pth", "x"), ("a.safetensors", RWKV)], &["org/x:a.pth", "org/x:a.safetensors"]),
+            (&[("b.safetensors", OTHER)], &["org/x"]),
+            (&[("config.json", "{}"), ("a.safetensors", RWKV)], &["org/x"]),
+        ] {
+            let snapshot = tempfile::tempdir().unwrap();
+            for (file, contents) in files {
+                fs::write(snapshot.path().join(file), contents).unwrap();
+            }
+            let names: Vec<String> = models(snapshot.path(), "org/x").into_iter().map(|(name, ..)| name).collect();
+            assert_eq!(names, expected);
+        }
+    }
 }

@@ -205,6 +205,24 @@ pub(crate) fn write(disk: &dyn Disk, path: &Path, bytes: &[u8]) -> io::Result<()
     disk.rename(&new, path)
 }
 
+/// Creates a folder of the machine and its missing ancestors; with `sync`, syncs them to disk.
+pub(crate) fn make_folder(folder: &Path, sync: bool) -> io::Result<()> {
+    let existing = folder.ancestors().find(|above| !above.as_os_str().is_empty() && above.exists());
+    fs::create_dir_all(folder)?;
+    if !sync {
+        return Ok(());
+    }
+    // A folder's name is on disk once its parent is synced. Ancestors that already existed may have just been created
+    // by another process, so they are synced as well, if they can be opened.
+    for ancestor in folder.ancestors() {
+        let synced = SystemDisk.sync_folder(ancestor);
+        if existing.is_none_or(|existing| ancestor.starts_with(existing)) {
+            synced?;
+        }
+    }
+    Ok(())
+}
+
 /// Reads or writes a file sequentially from its start.
 pub(crate) struct Stream<'f> {
     file: &'f dyn DiskFile,

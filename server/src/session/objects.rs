@@ -18,7 +18,7 @@ use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt as _};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::backend::{Backend, PUT, no_answer, pauses};
-use super::disk::{self, Disk, OpenMode, SystemDisk};
+use super::disk::{self, Disk, OpenMode, SystemDisk, make_folder};
 use super::error::StoreError;
 use super::id::VersionId;
 
@@ -226,11 +226,15 @@ impl Objects {
     /// Returns whether an object of this name exists.
     #[cfg(feature = "postgres")]
     pub(crate) async fn exists(&self, id: &VersionId) -> Result<bool, StoreError> {
-        match self.store.head(&path(id)).await {
-            Ok(_) => Ok(true),
-            Err(object_store::Error::NotFound { .. }) => Ok(false),
-            Err(error) => Err(StoreError::from_io("reading an object failed", &error)),
-        }
+        let path = path(id);
+        self.run("get", 0, || async {
+            match self.store.head(&path).await {
+                Ok(_) => Ok(true),
+                Err(object_store::Error::NotFound { .. }) => Ok(false),
+                Err(error) => Err(failed("reading an object failed", &error)),
+            }
+        })
+        .await
     }
 
     /// Removes objects and returns the ids that no longer exist, including those that never did.
@@ -280,8 +284,15 @@ impl Objects {
     }
 
     /// Returns whether any object exists.
-    pub(crate) async fn any(&self) -> bool {
-        self.store.list(Some(&Path::from(OBJECTS))).next().await.is_some()
+    pub(crate) async fn any(&self) -> Result<bool, StoreError> {
+        self.run("list", 0, || async {
+            match self.store.list(Some(&Path::from(OBJECTS))).next().await {
+                Some(Ok(_)) => Ok(true),
+                None => Ok(false),
+                Some(Err(error)) => Err(failed("listing the objects failed", &error)),
+            }
+        })
+        .await
     }
 
     /// Returns whether the object is being written or is not yet in the index.
@@ -334,7 +345,7 @@ fn files(folder: &FilePath, sync: bool) -> Result<LocalFileSystem, StoreError> {
         std::fs::create_dir_all(objects.join(format!("{first:02x}"))).map_err(|error| unusable(folder, &error))?;
     }
     if sync {
-        sync_folder(&objects).map_err(|error| unusable(folder, &error))?;
+        SystemDisk.sync_folder(&objects).map_err(|error| unusable(folder, &error))?;
     }
     Ok(LocalFileSystem::new_with_prefix(folder).map_err(|error| unusable(folder, &error))?.with_fsync(sync))
 }
@@ -355,29 +366,6 @@ fn make_private(folder: &FilePath) -> std::io::Result<()> {
         tracing::info!("{} is now readable by this user alone (it had mode {:o})", folder.display(), mode & 0o777);
     }
     Ok(())
-}
-
-/// Creates a folder and its missing ancestors; with `sync`, syncs them to disk.
-pub(crate) fn make_folder(folder: &FilePath, sync: bool) -> std::io::Result<()> {
-    let existing = folder.ancestors().find(|above| !above.as_os_str().is_empty() && above.exists());
-    std::fs::create_dir_all(folder)?;
-    if !sync {
-        return Ok(());
-    }
-    // A folder's name is on disk once its parent is synced. Ancestors that already existed may have just been created
-    // by another process, so they are synced as well, if they can be opened.
-    for ancestor in folder.ancestors() {
-        let path = if ancestor.as_os_str().is_empty() { FilePath::new(".") } else { ancestor };
-        let synced = sync_folder(path);
-        if existing.is_none_or(|existing| ancestor.starts_with(existing)) {
-            synced?;
-        }
-    }
-    Ok(())
-}
-
-fn sync_folder(folder: &FilePath) -> std::io::Result<()> {
-    std::fs::File::open(folder)?.sync_all()
 }
 
 /// Returns the name of an object's subfolder: the first two digits of its id.

@@ -92,12 +92,18 @@ fn endpoint(flag: Option<&str>, variable: impl Fn(&str) -> Option<String>) -> Re
 /// Returns the service's name and version, which OpenTelemetry's variables override.
 fn resource(variable: impl Fn(&str) -> Option<String>) -> Resource {
     let version = KeyValue::new("service.version", env!("CARGO_PKG_VERSION"));
-    let named = variable("OTEL_RESOURCE_ATTRIBUTES").is_some_and(|all| all.contains("service.name="));
+    let named = variable("OTEL_RESOURCE_ATTRIBUTES").is_some_and(|attributes| names_service(&attributes));
     let resource = Resource::builder().with_attribute(version);
     if variable("OTEL_SERVICE_NAME").is_some() || named {
         return resource.build();
     }
     resource.with_service_name("tidegate").build()
+}
+
+/// Returns whether resource attributes, as in `key=value,other=value`, have a name for the service.
+fn names_service(attributes: &str) -> bool {
+    let mut pairs = attributes.split(',').filter_map(|pair| pair.split_once('='));
+    pairs.any(|(key, value)| key.trim() == "service.name" && !value.trim().is_empty())
 }
 
 /// Sends batches on the server's runtime, because the thread that makes the batches has none.
@@ -181,6 +187,17 @@ mod tests {
         let grpc = ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc");
         let protocol = with(Some("http://a"), &[grpc]).unwrap_err().to_string();
         assert!(protocol.contains("http/protobuf"), "{protocol}");
+    }
+
+    /// `my.service.name=x` used to count as a name.
+    #[test]
+    fn only_a_whole_key_names_the_service() {
+        for attributes in ["service.name=x", "a=b, service.name = x ,c=d"] {
+            assert!(names_service(attributes), "{attributes:?}");
+        }
+        for attributes in ["", "my.service.name=x", "a=service.name=x", "service.name.x=y", "service.name=,a=b"] {
+            assert!(!names_service(attributes), "{attributes:?}");
+        }
     }
 
     #[test]

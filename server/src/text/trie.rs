@@ -1,20 +1,24 @@
 //! A trie over the bytes of a vocabulary's tokens, which finds the longest token at the beginning of a text.
 
-/// The nodes in order of depth. A node's children are adjacent, ordered by their bytes.
+/// The nodes in order of depth. A node's children are adjacent, ordered by their bytes, and follow those of the node
+/// before it.
 pub(super) struct Trie {
-    nodes: Vec<Node>,
+    /// The nodes, and one more, whose first child would follow all nodes.
+    nodes: Box<[Node]>,
     /// The byte that leads to each node.
-    labels: Vec<u8>,
+    labels: Box<[u8]>,
 }
 
+/// Nodes are small because a vocabulary of 65,536 tokens has several times as many.
 struct Node {
-    /// The token that ends here.
-    token: Option<u32>,
-    /// The first child.
-    first: usize,
-    /// The node after the last child.
-    end: usize,
+    /// The token that ends here, or [`NONE`].
+    token: u32,
+    /// The index of the first child.
+    first: u32,
 }
+
+/// No token has this id.
+const NONE: u32 = u32::MAX;
 
 impl Trie {
     /// Builds the trie of tokens that are ordered by their bytes. No two may have the same bytes.
@@ -25,29 +29,38 @@ impl Trie {
         while let Some(&(tokens, depth)) = below.get(nodes.len()) {
             // A token that ends at this node is the first.
             let (token, longer) = match tokens.split_first() {
-                Some(((bytes, id), longer)) if bytes.len() == depth => (Some(*id), longer),
-                _ => (None, tokens),
+                Some(((bytes, id), longer)) if bytes.len() == depth => (*id, longer),
+                _ => (NONE, tokens),
             };
-            let first = below.len();
+            nodes.push(Node { token, first: index(below.len()) });
             for group in longer.chunk_by(|a, b| a.0[depth] == b.0[depth]) {
                 below.push((group, depth + 1));
                 labels.push(group[0].0[depth]);
             }
-            nodes.push(Node { token, first, end: below.len() });
         }
-        Self { nodes, labels }
+        nodes.push(Node { token: NONE, first: index(below.len()) });
+        Self { nodes: nodes.into(), labels: labels.into() }
     }
 
     /// Returns the length and the id of the longest token at the beginning of `text`; `None` if there is none.
     pub(super) fn longest(&self, text: &[u8]) -> Option<(usize, u32)> {
-        let (mut node, mut longest) = (&self.nodes[0], None);
+        let (mut node, mut longest) = (0, None);
         for (at, byte) in text.iter().enumerate() {
-            let Ok(child) = self.labels[node.first..node.end].binary_search(byte) else { break };
-            node = &self.nodes[node.first + child];
-            longest = node.token.map(|id| (at + 1, id)).or(longest);
+            let [first, end] = [node, node + 1].map(|node| self.nodes[node].first as usize);
+            let Ok(child) = self.labels[first..end].binary_search(byte) else { break };
+            node = first + child;
+            let token = self.nodes[node].token;
+            if token != NONE {
+                longest = Some((at + 1, token));
+            }
         }
         longest
     }
+}
+
+/// Vocabularies are files in memory, which have less than 4 GiB.
+fn index(nodes: usize) -> u32 {
+    u32::try_from(nodes).expect("a trie has fewer than 4 billion nodes")
 }
 
 #[cfg(test)]

@@ -4,7 +4,8 @@ use crate::text::{REASONING_CLOSES as CLOSE, REASONING_OPENS as OPEN, ReasoningS
 
 /// The last character of a tag.
 const END: char = '>';
-/// Longest white space that is held back because reasoning may begin or end after it.
+/// Longest white space, in characters, that is held back because reasoning may begin or end after it. The grammar for
+/// reasoning counts characters too.
 const MAX_HELD: usize = 64;
 
 /// The splitter's position in the text.
@@ -126,7 +127,7 @@ impl ReasoningSplitter {
                 let begun = (1..CLOSE.len()).rev().find(|length| self.held.ends_with(&CLOSE[..*length])).unwrap_or(0);
                 let sure = &self.held[..self.held.len() - begun];
                 let shown = sure.trim_end().len();
-                let shown = if sure.len() - shown > MAX_HELD { sure.len() } else { shown };
+                let shown = if sure[shown..].chars().count() > MAX_HELD { sure.len() } else { shown };
                 out.reasoning.extend(self.held.drain(..shown));
                 false
             }
@@ -189,6 +190,17 @@ mod tests {
         assert_eq!(splitter.push("b>"), reasoning("\n</b>"));
         assert_eq!(splitter.push("</think>\nNo"), Separated { answer: "No".into(), ..Separated::default() });
         assert_eq!(splitter.push(" \n").answer, " \n");
+    }
+
+    /// Its bytes were counted inside reasoning, and its characters before it.
+    #[test]
+    fn white_space_is_held_back_by_its_characters() {
+        let wide = "\u{3000}".repeat(MAX_HELD);
+        let text = format!("{wide}<think>a{wide}</think>b");
+        assert_eq!(split("Assistant:", &[&text]), ("a".into(), "b".into()));
+        let mut splitter = ReasoningSplitter::new(ReasoningStart::Open);
+        assert_eq!(splitter.push(&format!("a{wide}")).reasoning, "a");
+        assert_eq!(splitter.push(" ").reasoning, format!("{wide} "));
     }
 
     proptest! {

@@ -41,8 +41,8 @@ pub fn backup(folder: &Path, to: &Path) -> Result<Copied, StoreError> {
     require_objects(folder)?;
     let journal = folder.join(JOURNAL);
     make_object_folders(&SystemDisk, to).map_err(failed(to))?;
-    let mut copied = 0;
-    for round in 1..=ROUNDS {
+    let (mut copied, mut round) = (0, 1);
+    loop {
         let file = SystemDisk.open(&journal, OpenMode::Read).map_err(failed(&journal))?;
         let Some(contents) = read_journal(&*file).map_err(|error| error.into_store_error(&journal))? else {
             let reason = "the journal is damaged; start the server once, which rewrites it".to_owned();
@@ -55,6 +55,7 @@ pub fn backup(folder: &Path, to: &Path) -> Result<Copied, StoreError> {
         copied += new;
         // The server has removed these snapshots since, and the journal says so by now.
         if !missing.is_empty() && round < ROUNDS {
+            round += 1;
             continue;
         }
         sync_object_folders(&SystemDisk, to).map_err(failed(to))?;
@@ -66,7 +67,6 @@ pub fn backup(folder: &Path, to: &Path) -> Result<Copied, StoreError> {
         let (sessions, snapshots) = (listing.sessions.len(), sizes.len() - missing.len());
         return Ok(Copied { sessions, snapshots, copied, removed, missing });
     }
-    Ok(Copied::default())
 }
 
 /// Copies the objects that `to` does not have. Returns the number copied, and the ids of those that could not be

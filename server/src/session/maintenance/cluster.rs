@@ -182,7 +182,7 @@ impl Cluster {
     /// The database or the object store cannot be written, they do not belong together, or a file cannot be read.
     pub async fn import(&self, from: &Path, progress: Progress<'_>) -> Result<Moved, StoreError> {
         if !self.index.has_begun().await? {
-            if self.objects.any().await {
+            if self.objects.any().await? {
                 // The snapshots belong to sessions in another database.
                 let reason = "it is new, but there are snapshots: name the database that has their sessions";
                 return Err(StoreError::Database { reason: reason.to_owned() });

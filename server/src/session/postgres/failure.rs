@@ -55,6 +55,7 @@ impl Failure {
         }
         if *code == SqlState::UNIQUE_VIOLATION {
             // A session, owner or receipt that another transaction has just added is found by the next attempt.
+            // Versions have random ids, so a row with the same one can only be the claim of a sweep.
             return match error.table() {
                 Some("versions") => Self::Failed(StoreError::Unavailable {
                     reason: "its snapshot was removed, because its upload took too long".to_owned(),

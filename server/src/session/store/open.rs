@@ -13,7 +13,7 @@ use super::{probe, shared_sweep, sweep};
 use crate::session::backend::Latency;
 use crate::session::blocking::blocking;
 use crate::session::cache::Cache;
-use crate::session::disk::{Disk, SystemDisk};
+use crate::session::disk::{Disk, SystemDisk, make_folder};
 use crate::session::embedded::{EmbeddedIndex, INDEX, JOURNAL};
 use crate::session::error::StoreError;
 use crate::session::id::VersionId;
@@ -22,7 +22,7 @@ use crate::session::index::Index;
 use crate::session::index::Limits;
 use crate::session::lease::Leases;
 use crate::session::measured::Measured;
-use crate::session::objects::{Objects, make_folder};
+use crate::session::objects::Objects;
 #[cfg(feature = "postgres")]
 use crate::session::postgres::{PostgresIndex, PostgresOptions, PostgresUrl, patiently};
 
@@ -149,7 +149,7 @@ impl Store {
         if let Location::Folder(folder) = &options.location
             && !exists(&*disk, &folder.join(INDEX))?
             && !exists(&*disk, &folder.join(JOURNAL))?
-            && objects.any().await
+            && objects.any().await?
         {
             // A new index would name none of them, so the sweep would remove them all.
             let reason = "it is missing, but there are snapshots: restore it from a backup or, to start without its \

@@ -41,7 +41,7 @@ fn tag(number: u8) -> TagName {
     TagName::parse(&format!("tag-{number}")).expect("a name")
 }
 
-/// An answer that shows what its function is given; it fails for some sessions.
+/// Returns an answer that shows what its function is given, and that fails for some sessions.
 fn answer() -> Answer {
     Answer(Arc::new(|Forks { sessions, head }| {
         if sessions.iter().any(|(_, row)| row.metadata.get("a").is_some_and(|bytes| bytes == "4")) {

@@ -204,7 +204,7 @@ async fn create(index: &impl Index, bytes: u64, ttl: Option<u64>) -> (SessionId,
     (create.id.clone(), index.create(create).await.expect("a session"))
 }
 
-/// Exempts nothing.
+/// Returns an exemption that covers nothing.
 fn none() -> Exempt {
     Arc::new(|_| false)
 }

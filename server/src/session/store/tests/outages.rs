@@ -95,3 +95,22 @@ fn without_the_index_turns_fail_and_leave_nothing() {
             .expect("a turn");
     });
 }
+
+/// A listing that failed used to count as "there are objects", and neither question was asked again.
+#[test]
+fn whether_objects_exist_is_asked_again_after_a_failure_and_a_lasting_one_is_an_error() {
+    crate::sync::block_on(async {
+        let Servers { stores: [one, _], objects: flaky, .. } = Servers::start().await;
+        let objects = &one.inner.objects;
+        flaky.failing.store(2, SeqCst);
+        assert_eq!(objects.any().await, Ok(false));
+        flaky.failing.store(usize::MAX, SeqCst);
+        assert!(matches!(objects.any().await, Err(StoreError::Unavailable { .. })));
+        #[cfg(feature = "postgres")]
+        {
+            assert!(matches!(objects.exists(&VersionId::new()).await, Err(StoreError::Unavailable { .. })));
+            flaky.failing.store(2, SeqCst);
+            assert_eq!(objects.exists(&VersionId::new()).await, Ok(false));
+        }
+    });
+}

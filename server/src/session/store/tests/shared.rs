@@ -189,14 +189,23 @@ impl Flaky {
     }
 
     async fn reach(&self) -> object_store::Result<()> {
-        let is_failing = self.failing.fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1)).is_ok();
+        let is_failing = self.is_failing();
         let mode = *self.mode.lock().expect("the mode");
         match mode {
             Mode::Works if !is_failing => Ok(()),
             Mode::Hangs => std::future::pending().await,
-            _ => Err(object_store::Error::Generic { store: "flaky", source: "injected".into() }),
+            _ => Err(injected()),
         }
     }
+
+    /// Returns whether this operation is one of those that fail, and counts it.
+    fn is_failing(&self) -> bool {
+        self.failing.fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1)).is_ok()
+    }
+}
+
+fn injected() -> object_store::Error {
+    object_store::Error::Generic { store: "flaky", source: "injected".into() }
 }
 
 impl fmt::Display for Flaky {
@@ -238,6 +247,9 @@ impl ObjectStore for Flaky {
     }
 
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, object_store::Result<ObjectMeta>> {
+        if self.is_failing() {
+            return Box::pin(futures_util::stream::iter([Err(injected())]));
+        }
         self.objects.list(prefix)
     }
 
