@@ -1,6 +1,6 @@
-//! Random changes to models that others write, as files: GGUF with its values and tokenizer, `.pth` with the vocabulary beside
-//! it, and a folder of safetensors in several files. A changed model is refused or served; nothing panics, and memory stays
-//! within a multiple of the files.
+//! Fuzzes model files that others write: GGUF with its values and tokenizer, `.pth` with a vocabulary file beside it,
+//! and a folder with several safetensors files. A changed model is either refused or served. Nothing panics, and memory
+//! stays within a multiple of the files' size.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -21,14 +21,14 @@ use crate::common::{fuzz, pieces};
 use crate::llamacpp::{self, F32, Gguf};
 use crate::pth::{self, Floats};
 
-/// Bytes that may be allocated for each byte of the files, and for a model of any size. Memory that was given back counts too.
+/// Bytes that may be allocated for each byte of the files, plus a constant. Freed memory still counts.
 const EACH: usize = 64;
 const ANY: usize = 48 << 20;
 
-/// The longest that a model of this size may take.
+/// Maximum time to load one of these small models.
 const LONGEST: Duration = Duration::from_secs(20);
 
-/// Counts of 4 and 8 bytes, numbers at the edges of types, and words of the formats.
+/// Strings to insert: counts of 4 and 8 bytes, numbers at the limits of types, and keywords of the formats.
 const PARTS: [&str; 22] = [
     "\0\0\0\0\0\0\0\x01",
     "\0\0\0\x40\0\0\0\0",
@@ -54,10 +54,10 @@ const PARTS: [&str; 22] = [
     "blk.1.",
 ];
 
-/// Writes a part, which may have been changed, with the rest into a folder -> the model.
+/// Writes a part, possibly changed, and the rest of the model into a folder; returns the model's path.
 type Write = Box<dyn Fn(&[u8], &Path) -> PathBuf>;
 
-/// A part of a model's files.
+/// A part of a model's files that the fuzzer changes.
 struct Part {
     what: &'static str,
     bytes: Vec<u8>,
@@ -74,7 +74,7 @@ fn put(folder: &Path, name: &str, bytes: &[u8]) -> PathBuf {
     path
 }
 
-/// Random weights of a config.
+/// Returns random weights for a configuration.
 fn weights(config: &DecoderConfig) -> Vec<Floats> {
     let mut normals = Normals::new(5);
     let tensors = checkpoint::tensors(config).into_iter().map(|(name, shape)| {
@@ -98,7 +98,7 @@ fn mamba2() -> DecoderConfig {
     DecoderConfig::from_json(&config.to_string()).unwrap()
 }
 
-/// The weights as [`llamacpp`] takes them.
+/// Converts weights into the form that [`llamacpp`] takes.
 fn by_name(weights: Vec<Floats>) -> BTreeMap<String, llamacpp::Tensor> {
     let tensor = |tensor: Floats| (tensor.name, llamacpp::Tensor::floats(&tensor.shape, &tensor.numbers));
     weights.into_iter().map(tensor).collect()
@@ -111,21 +111,22 @@ fn gguf_of_rwkv7() -> Gguf {
     llamacpp::rwkv7(&rwkv7(), by_name(weights(&rwkv7())), &tokens)
 }
 
-/// With the tokens and merges of the fixture.
+/// Returns a Mamba-2 file with the tokens and merges of the fixture.
 fn gguf_of_mamba2() -> Gguf {
     let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures-mamba2-llamacpp/tokenizer.json");
     let tokenizer: Json = serde_json::from_slice(&std::fs::read(fixture).unwrap()).unwrap();
     llamacpp::mamba2_with(&mamba2(), by_name(weights(&mamba2())), &tokenizer)
 }
 
-/// With a tokenizer in the manner of SentencePiece.
+/// Returns a Mamba-2 file with a tokenizer in the style of SentencePiece.
 fn gguf_of_pieces() -> Gguf {
     let mut config = mamba2();
     config.vocab_size = pieces::VOCABULARY;
     llamacpp::mamba2_scored(&config, by_name(weights(&config)), &pieces::tokenizer(pieces::Space::Never))
 }
 
-/// A whole GGUF file, and its header, after which the numbers lie where it says.
+/// Adds two parts: a whole GGUF file, and its header alone. After a changed header, the unchanged numbers follow at the
+/// next aligned position.
 fn of_gguf(file: &Gguf, parts: &mut Vec<Part>) {
     let bytes = file.bytes();
     assert!(file.tensors.iter().all(|(_, tensor)| tensor.kind == F32));
@@ -167,7 +168,7 @@ fn of_pth(parts: &mut Vec<Part>) {
     parts.push(part("a .pth file", whole, with_vocabulary));
 }
 
-/// A folder whose weights are in two files.
+/// Adds the parts of a folder whose weights are in two files.
 fn of_safetensors(parts: &mut Vec<Part>) {
     let pinned = Path::new(env!("CARGO_MANIFEST_DIR")).join("../weights/tests/fixtures/tiny");
     let whole = std::fs::read(pinned.join("model.safetensors")).unwrap();
@@ -208,7 +209,7 @@ fn length(folder: &Path) -> usize {
     std::fs::read_dir(folder).unwrap().map(|file| file.unwrap().metadata().unwrap().len() as usize).sum()
 }
 
-/// Opens a model, encodes a text and ends its engine -> whether it was served.
+/// Opens a model, encodes texts and stops its engine; returns whether the model could be opened.
 fn serves(model: &Path) -> bool {
     let options = OpenOptions {
         slots: 1,
@@ -235,7 +236,7 @@ fn fuzz_a_changed_model_is_refused_or_served() {
 
     let _alone = alone();
     let (before, here) = (std::panic::take_hook(), std::thread::current().id());
-    // Panics here that are caught become errors; those of other threads would go unnoticed.
+    // A caught panic on this thread becomes an error. A panic on another thread would go unnoticed, so it is counted.
     std::panic::set_hook(Box::new(move |info| {
         PANICS.fetch_add(usize::from(std::thread::current().id() != here), Ordering::SeqCst);
         before(info);

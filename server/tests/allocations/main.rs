@@ -1,5 +1,5 @@
-//! Allocations of a decode step, of refused snapshots and of changed models. This is a separate program that runs one test at
-//! a time, because it counts every allocation of the process.
+//! Counts the allocations of a decode step, of refused snapshots and of changed models. This is a separate program that
+//! runs one test at a time, because it counts every allocation of the process.
 
 #[path = "../common/mod.rs"]
 mod common;

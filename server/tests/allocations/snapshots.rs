@@ -1,4 +1,4 @@
-//! A refused snapshot allocates next to nothing, whatever it claims.
+//! Checks that a refused snapshot allocates next to nothing, whatever sizes it claims.
 
 use sha2::{Digest, Sha256};
 use stats_alloc::Region;
@@ -9,7 +9,7 @@ use super::{ALLOCATOR, alone};
 
 const STATE: usize = 1 << 20; // numbers, 4 MiB
 
-/// Most bytes that reading the header and building a message may take.
+/// Maximum number of bytes that reading the header and building an error message may allocate.
 const LITTLE: usize = 16 << 10;
 
 fn allocated(run: impl FnOnce()) -> usize {

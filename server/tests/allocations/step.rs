@@ -1,4 +1,4 @@
-//! A decode step allocates only the text and the token ids of each row's event, which another thread reads.
+//! Checks that a decode step allocates only the text and the token ids of each row's event, which another thread reads.
 
 use std::alloc::System;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -23,13 +23,14 @@ const PROMPT: usize = 400;
 
 /// Allocations of one row's event: its text and its token ids.
 const EVENT: usize = 2;
-/// Messages in one block of a channel, or of the queue of the pool that makes masks; a block is allocated where none has
-/// been given back.
+/// Number of messages in one block of a channel, or of the queue of the pool that computes masks. A block is allocated
+/// if no earlier one can be used again.
 const BLOCK: usize = 32;
-/// The buffers in which a thread samples, and how often each may grow before it is large enough.
+/// Maximum number of allocations for a thread's sampling buffers: their number times how often each grows before it is
+/// large enough.
 const BUFFERS: usize = 9 * 12;
 
-/// A model with random output that allocates nothing, and records at the start of each step what has been allocated.
+/// A model with random output. It allocates nothing, and records at the start of each step what has been allocated.
 struct Noise {
     numbers: Vec<f32>,
     steps: usize,
@@ -77,7 +78,7 @@ impl LanguageModel for Noise {
         if notes.len() < notes.capacity() {
             notes.push((slots.len(), self.region.change()));
         } else {
-            // No request may be waiting any more.
+            // Counting is over. Later steps say so again, until the engine stops.
             let _ = self.counted.send(());
         }
         self.steps += 1;
@@ -117,7 +118,7 @@ impl Constraint for Even {
 
 /// Allocations of [`COUNTED`] steps with `rows` rows and these parameters.
 fn allocations(rows: usize, parameters: &RequestParameters) -> usize {
-    // The first prompts start before the last have been read.
+    // The first rows may start to decode before the last prompt has been read, so there are up to `rows` more steps.
     let notes = Arc::new(Mutex::new(Vec::with_capacity(1 + rows + WARM + COUNTED + 1)));
     let (counted, is_counted): (Sender<()>, Receiver<()>) = channel();
     let region = Region::new(ALLOCATOR);
@@ -133,7 +134,7 @@ fn allocations(rows: usize, parameters: &RequestParameters) -> usize {
         Request::new(parameters, &limits).unwrap()
     };
     let mut streams = engine.submit_all((0..rows as u64).map(request).collect()).unwrap();
-    // The events are read immediately, without allocating.
+    // Reads the events at once, without allocating.
     while is_counted.try_recv().is_err() {
         for stream in &mut streams {
             assert!(matches!(stream.blocking_next(), Some(Event::Delta(_))));
@@ -152,12 +153,12 @@ fn allocations(rows: usize, parameters: &RequestParameters) -> usize {
 #[test]
 fn a_step_allocates_only_its_events() {
     let _alone = alone();
-    // The engine's thread and one more, so that the tolerance is less than one allocation per step.
+    // With only one thread besides the engine's, the tolerance for buffers is less than one allocation per step.
     assert!(Threads::configure(2));
     let of = |sampling| RequestParameters {
         prompt: (0..PROMPT as u32).map(|id| id * 101 % VOCAB as u32).collect(),
         max_tokens: 100_000,
-        // Held back repeatedly: each "word " may be its beginning.
+        // Text is held back again and again, because each "word " may begin this stop string.
         stop: vec!["word word.".into()],
         sampling,
         ..RequestParameters::default()
@@ -177,16 +178,16 @@ fn a_step_allocates_only_its_events() {
         ("top-k", of(SamplingParams { top_k: 40, ..penalties.clone() }), EVENT),
         ("top-p and min-p", of(SamplingParams { top_p: 0.95, min_p: 0.001, ..penalties }), EVENT),
         ("typical", of(SamplingParams { typical_p: 0.9, ..plain.clone() }), EVENT),
-        // The thread that computes its mask is notified.
+        // One more allocation notifies the thread that computes the mask.
         ("a grammar", RequestParameters { grammar: Some(Arc::new(Even)), ..of(plain.clone()) }, EVENT + 1),
-        // The list of scores in the event, its list of the likeliest tokens, and the buffer for both.
+        // Three more: the event's list of scores, its list of the likeliest tokens, and the buffer for both.
         ("log probabilities", RequestParameters { logprobs: Some(5), ..of(plain) }, EVENT + 3),
     ];
     for (case, parameters, per_row) in cases {
         for rows in [1, 16] {
             let found = allocations(rows, &parameters);
             let events = per_row * rows * COUNTED + (rows + 1) * COUNTED.div_ceil(BLOCK);
-            // Each thread allocates its buffers when it first samples. A single row is sampled on the engine's own thread.
+            // Each thread allocates its buffers when it first samples. The engine's own thread samples a single row.
             let threads = if rows > 1 { BUFFERS } else { 0 };
             println!("{case}, {rows} rows: {found} allocations in {COUNTED} steps, {events} for events");
             assert!(found <= events + threads, "{case}, {rows} rows: {found} allocations, {events} for events");

@@ -1,4 +1,4 @@
-//! Tests of the HTTP API, in one program so that they share the server's build and the loaded model.
+//! Tests of the HTTP API, in one binary so that they share the server's build and the loaded model.
 
 #[path = "../common/mod.rs"]
 mod common;

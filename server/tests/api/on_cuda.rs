@@ -1,6 +1,6 @@
-//! The server on CUDA, its kernels on the emulator or on the GPU that TIDEGATE_TEST_DEVICE names: texts, batches and
-//! sessions hold what they hold on the CPU, and a conversation moves from one to the other. `cargo test --workspace
-//! --features tidegate-server/cuda-emulator --test api on_cuda`.
+//! The server on CUDA, with its kernels on the emulator or on the GPU that `TIDEGATE_TEST_DEVICE` names: texts, batches
+//! and sessions give the same guarantees as on the CPU, and a conversation can move between the two. Run with
+//! `cargo test --workspace --features tidegate-server/cuda-emulator --test api on_cuda`.
 
 use crate::common::checkpoint;
 use crate::common::random::written_about;
@@ -15,7 +15,7 @@ use tidegate_server::session::Location;
 
 const TEXT: &str = "The old house by the sea";
 
-/// The emulator, or the GPU that TIDEGATE_TEST_DEVICE names (`cuda:0`).
+/// Returns the emulator, or the GPU that `TIDEGATE_TEST_DEVICE` names (`cuda:0`).
 fn gpu() -> DeviceChoice {
     std::env::var("TIDEGATE_TEST_DEVICE").map_or(DeviceChoice::Emulator, |name| name.parse().expect("cuda:N"))
 }
@@ -24,7 +24,7 @@ async fn app(device: DeviceChoice, state: StateType) -> App {
     app_on(&checkpoint(), OpenOptions { device, state, slots: 6, ..OpenOptions::default() }, Location::Memory).await
 }
 
-/// The tokens of an answer.
+/// Returns the token ids of a sampled answer to `text`.
 async fn said(app: &App, text: &str, more: Value) -> Vec<u64> {
     let body = prompt(text, crate::common::with(json!({"temperature": 1.0, "seed": 7, "ignore_eos": true}), more));
     let answer = app.post("/v1/completions", body).await;
@@ -63,7 +63,7 @@ async fn sampling_on_the_device_equals_sampling_from_logits() {
     let more = |way: &Value, more: Value| {
         crate::common::with(crate::common::with(json!({"max_tokens": 8}), way.clone()), more)
     };
-    // Log probabilities need logits, so these rows sample from them; other rows of the same steps do not.
+    // Log probabilities need logits, so rows that list them sample from logits; other rows of the same steps do not.
     let mut texts = Vec::new();
     for way in &ways {
         texts.push(said(&app, TEXT, more(way, json!({}))));
@@ -91,7 +91,7 @@ async fn conversations_with_concurrent_transfers_give_the_same_texts_as_alone() 
         ids.push(session(&app, json!({"seed": seed})).await["id"].clone());
     }
     let first = futures_util::future::join_all(ids.iter().map(|id| said(&app, TEXT, turn(id, 5)))).await;
-    // Every slot has another text by then, so each conversation has to be restored.
+    // By then every slot holds another text, so each conversation has to be restored.
     let beside = json!({"max_tokens": 3, "n": 6, "best_of": 6});
     said(&app, "It was", beside.clone()).await;
     let (second, _) = tokio::join!(
@@ -121,7 +121,7 @@ fn the_served_model_samples_where_its_logits_are() {
     };
     let (mut sampled, mut logits) = (Vec::new(), Vec::new());
     model.decode_and_sample(&[1, 2], &[0, 1], &mut plan, (&mut sampled, &mut logits)).unwrap();
-    // A token of the one row, and of the other all that it was not planned for.
+    // The planned row returns a token; the row without a plan returns all of its logits.
     assert!(matches!(sampled[..], [Sampled::Token(_), Sampled::Logits]), "{sampled:?}");
     assert_eq!(logits.len(), vocab);
 }
@@ -139,7 +139,7 @@ async fn a_conversation_moves_between_the_devices() {
             let moved = to.upload(bytes.clone()).await;
             assert_eq!(moved.status, StatusCode::CREATED, "{}", moved.text());
             held = moved.json();
-            // Nothing is lost, and nothing is read again.
+            // The snapshot is identical, and the conversation continues.
             assert!(to.get(&snapshot(&held["id"])).await.body == bytes, "{state:?}: a bit differs");
             assert_eq!(said(to, "", turn(&held["id"])).await.len(), 4);
         }
@@ -157,7 +157,7 @@ async fn the_device_is_reported_and_a_mixer_without_kernels_is_refused_by_name()
     let error = open(folder.path(), &options).err().unwrap();
     assert!(matches!(error, OpenError::Device(_)), "{error}");
     assert!(error.to_string().contains("softmax"), "{error}");
-    // If any device is accepted, the CPU is used; an invalid file is refused on every device.
+    // If any device is acceptable, such a model runs on the CPU; an invalid checkpoint is refused on every device.
     let (any, opened) = (OpenOptions::default(), gpu().open().unwrap());
     assert_eq!(any.device, DeviceChoice::Auto);
     assert_eq!(open_on(folder.path(), &opened, &any).unwrap().0.device, "cpu");
@@ -170,7 +170,7 @@ async fn the_number_of_slots_follows_the_memory_and_too_many_are_refused() {
     let folder = written_about(0.0, &json!({}));
     let of = |slots| OpenOptions { device: gpu(), slots, ..OpenOptions::default() };
     assert_eq!(open(folder.path(), &of(0)).unwrap().0.engine.slots(), 1 << 14);
-    // On the device, a state in half precision takes less; the reported size is that on the device.
+    // A half-precision state is smaller on either device; the reported size is the size on the device.
     let bytes = |device, state| {
         let options = OpenOptions { device, state, slots: 1, ..OpenOptions::default() };
         open(folder.path(), &options).unwrap().0.engine.stats().slot_bytes

@@ -42,7 +42,7 @@ async fn a_full_queue_is_429_with_a_time_to_come_back() {
 
 #[tokio::test]
 async fn dropping_a_response_cancels_within_one_step() {
-    // Long steps, so that a busy machine does not take one before this thread runs.
+    // Steps are long, so that on a busy machine the engine does not take another one before this thread runs.
     let fake = Fake::new(1).step(Duration::from_millis(200));
     let calls = fake.calls();
     let (state, engine, _thread) = scripted(fake, 1);
@@ -92,7 +92,7 @@ async fn before_the_model_is_loaded_the_server_is_alive_but_not_ready() {
         get("/ready"),
         get("/v1/models"),
         completion(r#"{"prompt": "x"}"#),
-        // These need the store, which may still come.
+        // These need the store, which may not be set yet.
         get("/v1/sessions"),
         empty(Request::post("/v1/sessions")),
         empty(Request::delete(format!("/v1/sessions/ses_{id}"))),
@@ -121,7 +121,7 @@ async fn draining_refuses_new_requests_and_finishes_old_ones() {
     for request in refused {
         let response = send(&state, request).await;
         assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
-        // Clients send it again, and on another connection, which a proxy gives to another server.
+        // Clients retry on a new connection, which a proxy can give to another server.
         assert_eq!(response.headers()[header::RETRY_AFTER], "1");
         assert_eq!(response.headers()[header::CONNECTION], "close");
     }
@@ -180,7 +180,7 @@ async fn the_page_is_served_under_a_strict_policy() {
     assert_eq!(send(&state, get("/playground/other.js")).await.status(), StatusCode::NOT_FOUND);
 }
 
-/// A server on a free port, which stops when the sender is used or dropped.
+/// Starts a server on a free port; it stops when the sender is used or dropped.
 async fn listen(state: AppState) -> (std::net::SocketAddr, oneshot::Sender<()>, tokio::task::JoinHandle<()>) {
     let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -231,7 +231,7 @@ async fn tokens_are_delivered_one_by_one() {
     read_until(&mut socket, r#""text":"d""#).await;
     let steps = calls.steps.load(SeqCst);
     assert!(steps < 99, "the text arrived in one piece after {steps} steps");
-    // The server stops during the stream, which is finished nevertheless.
+    // The server is told to stop during the stream, but finishes it.
     stop.send(()).unwrap();
     let rest = read_until(&mut socket, "[DONE]").await;
     assert!(rest.contains(r#""finish_reason":"length""#));

@@ -1,4 +1,4 @@
-//! TLS: reloading a certificate, and handshakes that delay nobody.
+//! TLS: reloading a certificate, and slow handshakes that do not delay other clients.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -43,7 +43,7 @@ async fn listen(tls: Tls, state: AppState) -> (SocketAddr, oneshot::Sender<()>, 
     (address, stop, server)
 }
 
-/// Sends `request` over TLS to the server with `certificate`, and reads to the end.
+/// Sends `request` over TLS, trusting only `certificate`, and reads the answer to its end.
 fn ask(address: SocketAddr, certificate: &CertificateDer<'static>, request: &str) -> Result<String, std::io::Error> {
     let mut roots = RootCertStore::empty();
     roots.add(certificate.clone()).unwrap();
@@ -60,7 +60,7 @@ fn ask(address: SocketAddr, certificate: &CertificateDer<'static>, request: &str
     stream.write_all(request.as_bytes())?;
     let mut answer = Vec::new();
     match stream.read_to_end(&mut answer) {
-        // Some peers close without a notification.
+        // Some peers close without a `close_notify` alert.
         Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => {}
         read => _ = read?,
     }

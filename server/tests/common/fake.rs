@@ -1,4 +1,4 @@
-//! A scripted model: after token `n` comes `n + 1`. It counts its calls, can be slow, and panics on demand.
+//! A scripted model that continues token `n` with `n + 1`. It counts its calls, can be slow, and panics on demand.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
@@ -10,35 +10,35 @@ use tidegate_server::text::Vocabulary;
 
 /// A prompt token on which the model panics.
 pub(crate) const POISON: u32 = 250;
-/// A token on which a step returns no logits, if a 1 comes before it.
+/// A token for which a step returns no logits if the token before it is 1.
 pub(crate) const SHORT: u32 = 251;
-/// A token after which the model allows only token 7, if a 1 comes before it.
+/// A token after which only token 7 has a finite logit, if the token before it is 1.
 pub(crate) const ONLY_SEVEN: u32 = 249;
-/// A token on which the model returns NaN logits, if a 1 comes before it.
+/// A token for which a step returns NaN logits if the token before it is 1.
 pub(crate) const NAN: u32 = 252;
 
-/// Counts of a fake's calls, and switches that tests set.
+/// Counts of a [`Fake`]'s calls, and switches that tests set.
 #[derive(Default)]
 pub(crate) struct Calls {
     pub(crate) steps: AtomicUsize,
     pub(crate) widest: AtomicUsize,
     pub(crate) chunks: Mutex<Vec<usize>>,
     pub(crate) panic_next_step: AtomicBool,
-    /// Whether its device is lost, so that every call fails.
+    /// Whether the model's device is lost, so that every step fails.
     pub(crate) lost: AtomicBool,
     /// Called in the middle of each step.
     pub(crate) during_step: Mutex<Option<Box<dyn Fn() + Send>>>,
 }
 
 pub(crate) struct Fake {
-    /// The last token of each slot; `None` if empty.
+    /// The last token of each slot, or `None` for an empty slot.
     states: Vec<Option<u32>>,
     calls: Arc<Calls>,
     step: Duration,
     scores_chunks: bool,
 }
 
-/// Token `n` is byte `n`, and 255 ends a text.
+/// Returns text rules in which token `n` is byte `n`, and token 255 ends a text.
 pub(crate) fn rules() -> TextRules {
     let tokens = (0..=u8::MAX).map(|byte| [byte].as_slice().into()).collect();
     let encode = Arc::new(|text: &str| text.bytes().map(u32::from).collect());
@@ -50,7 +50,7 @@ impl Fake {
         Self { states: vec![None; slots], calls: Arc::default(), step: Duration::ZERO, scores_chunks: false }
     }
 
-    /// Gives logits after chunks.
+    /// Makes prefill return logits after each chunk.
     pub(crate) fn scores_chunks(mut self) -> Self {
         self.scores_chunks = true;
         self
@@ -128,7 +128,7 @@ impl LanguageModel for Fake {
 }
 
 impl Fake {
-    /// Reads one token into each slot; adds the logits after them.
+    /// Reads one token into each slot, and appends the logits that follow.
     fn answer(&mut self, ids: &[u32], slots: &[usize], logits: &mut Vec<f32>) -> Result<(), ModelError> {
         assert!(!self.calls.panic_next_step.swap(false, SeqCst), "scripted panic");
         if self.is_lost() {
@@ -137,7 +137,7 @@ impl Fake {
         if let Some(during_step) = &*self.calls.during_step.lock().unwrap() {
             during_step();
         }
-        // Every text reaches these numbers eventually; only special prompts have a 1 before them.
+        // Every long text counts up to these tokens, but only special prompts put a 1 before them.
         let scripted = |id: u32, slot: usize, token: u32| id == token && self.states[slot] == Some(1);
         if ids.iter().zip(slots).any(|(id, slot)| scripted(*id, *slot, SHORT)) {
             return Ok(());

@@ -1,5 +1,5 @@
-//! A small mutational fuzzer. Without `TIDEGATE_FUZZ_SECONDS` it tries the same few hundred inputs on each run; with it,
-//! new ones for that time.
+//! A small mutational fuzzer. Each run tries the same few hundred inputs, or new inputs for `TIDEGATE_FUZZ_SECONDS`
+//! seconds if that variable is set.
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
 use std::time::{Duration, Instant};
@@ -7,29 +7,29 @@ use std::time::{Duration, Instant};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-/// Inputs of a run without a time.
+/// Number of inputs that a run without a time limit tries.
 const INPUTS: u64 = 300;
-/// Most changes made to one input.
+/// Maximum number of changes to one input.
 const CHANGES: usize = 6;
-/// Longest input in bytes.
+/// Maximum length of an input in bytes.
 const LONGEST: usize = 256 << 10;
 
 /// An input to try.
 pub(crate) struct Input {
-    /// Makes the same input again.
+    /// The seed of the random generator; the same number gives the same input.
     pub(crate) number: u64,
-    /// The index of the seed that was changed.
+    /// The index of the seed input that was changed.
     pub(crate) seed: usize,
     pub(crate) bytes: Vec<u8>,
 }
 
-/// The inputs to try: each is one of `seeds` with some random changes, in which `words` may be inserted.
+/// Returns the inputs to try. Each is one of `seeds` with a few random changes, which may insert `words`.
 pub(crate) fn inputs(seeds: &[Vec<u8>], words: &[&str]) -> impl Iterator<Item = Input> {
     tried(|number| input(number, seeds, words))
 }
 
-/// The same, but every other input only has one or two bytes changed: formats whose numbers depend on one another seldom survive
-/// more.
+/// Like [`inputs`], but in every other input only one or two bytes change. More changes rarely get past the first
+/// checks of a format whose numbers depend on one another.
 pub(crate) fn inputs_and_flips(seeds: &[Vec<u8>], words: &[&str]) -> impl Iterator<Item = Input> {
     tried(|number| if number % 2 == 0 { input(number, seeds, words) } else { flipped(number, seeds) })
 }

@@ -1,4 +1,4 @@
-//! Shared by the server's tests: the application with the shipped checkpoint or a scripted model, and requests.
+//! Helpers for the server's tests: an application with the shipped checkpoint or a scripted model, and requests to it.
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
 pub(crate) mod fake;
@@ -30,12 +30,12 @@ use tower::ServiceExt;
 
 use fake::{Fake, rules};
 
-/// The shipped checkpoint.
+/// Returns the folder of the shipped checkpoint.
 pub(crate) fn checkpoint() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../weights/checkpoints/tidegate-tiny")
 }
 
-/// The application with the shipped checkpoint, loaded once per test binary.
+/// Returns an application with the shipped checkpoint, which is loaded once per test binary.
 pub(crate) fn shipped() -> AppState {
     static STATE: LazyLock<AppState> = LazyLock::new(|| {
         let (served, _thread) = open(&checkpoint(), &OpenOptions::default()).unwrap();
@@ -46,7 +46,7 @@ pub(crate) fn shipped() -> AppState {
     STATE.clone()
 }
 
-/// The application with a scripted model.
+/// Starts an application with a scripted model.
 pub(crate) fn scripted(fake: Fake, queue: usize) -> (AppState, EngineHandle, EngineThread) {
     let options = EngineOptions { queue, ..EngineOptions::default() };
     let (engine, thread) = spawn(fake, rules(), options).unwrap();
@@ -55,7 +55,7 @@ pub(crate) fn scripted(fake: Fake, queue: usize) -> (AppState, EngineHandle, Eng
     (state, engine, thread)
 }
 
-/// A served scripted model.
+/// Returns a scripted model as a served model.
 pub(crate) fn served(engine: EngineHandle) -> Served {
     Served {
         name: "fake".into(),
@@ -76,7 +76,7 @@ pub(crate) fn served(engine: EngineHandle) -> Served {
     }
 }
 
-/// The codec of the scripted model's snapshots.
+/// Returns the codec for the scripted model's snapshots.
 pub(crate) fn codec() -> Codec {
     let part = |digit: &str| digit.repeat(64);
     let fingerprint = Fingerprint { architecture: part("a"), weights: part("b"), tokenizer: part("c") };
@@ -84,7 +84,7 @@ pub(crate) fn codec() -> Codec {
     Codec { fingerprint, layout, vocab_size: 256, greatest: Vec::new(), sources: 0, keys: None }
 }
 
-/// `body` with its fields replaced by those of `more`.
+/// Returns `body` with the fields of `more` added or replaced.
 #[expect(clippy::needless_pass_by_value, reason = "both are made where it is called")]
 pub(crate) fn with(mut body: Value, more: Value) -> Value {
     body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -100,7 +100,7 @@ pub(crate) fn get(path: &str) -> Request<Body> {
     Request::get(path).body(Body::empty()).unwrap()
 }
 
-/// A request for completions with any body.
+/// Builds a completion request with any body.
 pub(crate) fn completion(body: impl Into<Body>) -> Request<Body> {
     Request::builder()
         .method(Method::POST)
@@ -114,20 +114,20 @@ pub(crate) async fn text(response: Response<Body>) -> String {
     String::from_utf8(to_bytes(response.into_body(), usize::MAX).await.unwrap().into()).unwrap()
 }
 
-/// Posts `body` and reads a JSON answer.
+/// Posts a completion request and reads a JSON answer.
 pub(crate) async fn post(state: &AppState, body: Value) -> (StatusCode, Value) {
     let response = send(state, completion(body.to_string())).await;
     let status = response.status();
     (status, serde_json::from_str(&text(response).await).unwrap())
 }
 
-/// The data of every event of a stream.
+/// Returns the data of every event of a stream.
 pub(crate) fn events(stream: &str) -> Vec<&str> {
     let lines = stream.lines().filter(|line| !line.is_empty() && !line.starts_with(':'));
     lines.map(|line| line.strip_prefix("data: ").unwrap_or_else(|| panic!("no data line: {line}"))).collect()
 }
 
-/// A streamed answer: per choice its text and token ids, and all chunks.
+/// Reads a streamed completion; returns the text and token ids of each choice, and all chunks.
 pub(crate) async fn stream(state: &AppState, body: Value) -> (Vec<(String, Vec<u64>)>, Vec<Value>) {
     let response = send(state, completion(body.to_string())).await;
     assert_eq!(response.status(), StatusCode::OK);

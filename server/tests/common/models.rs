@@ -1,4 +1,4 @@
-//! A server with several models, which are copies of the shipped checkpoint, and requests to it.
+//! A server with several models, all copies of the shipped checkpoint, and requests to it.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,10 +17,10 @@ use tidegate_server::{ApiOptions, AppState, Served};
 
 use super::{checkpoint, send};
 
-/// What one of the models takes, roughly: a budget for one is less than that for two.
+/// A memory budget in bytes that is enough for one of the models, but not for two.
 pub(crate) const ONE: u64 = 24 << 20;
 
-/// Loads checkpoints, and notes which.
+/// Loads checkpoints, and records which ones.
 pub(crate) struct Folders {
     options: OpenOptions,
     pub(crate) loads: Mutex<Vec<String>>,
@@ -65,19 +65,19 @@ impl Reply {
         serde_json::from_str(&self.text).unwrap_or_else(|_| panic!("no JSON: {}", self.text))
     }
 
-    /// The body of a request that succeeded.
+    /// Checks that the request succeeded, and returns its body.
     pub(crate) fn ok(&self) -> Value {
         assert!(self.status.is_success(), "{}: {}", self.status, self.text);
         self.json()
     }
 
-    /// The status and code of an error.
+    /// Returns the status and the code of an error.
     pub(crate) fn refusal(&self) -> (u16, String) {
         (self.status.as_u16(), self.json()["error"]["code"].as_str().unwrap_or_default().to_owned())
     }
 }
 
-/// Copies the shipped checkpoint. Another `revision` is another model: its sessions are others.
+/// Copies the shipped checkpoint. Each `revision` has its own fingerprint, so revisions do not share sessions.
 pub(crate) fn write(folder: &Path, revision: usize) {
     std::fs::create_dir_all(folder).unwrap();
     for name in ["model.safetensors", "tokenizer.json", "tokenizer_config.json", "generation_config.json"] {
@@ -90,7 +90,7 @@ pub(crate) fn write(folder: &Path, revision: usize) {
     std::fs::write(folder.join("config.json"), config + &"\n".repeat(revision)).unwrap();
 }
 
-/// Models of these names, of which those fit together whose memory is within `budget`.
+/// Starts a server with models of these names. Models can be loaded together while their memory is within `budget`.
 pub(crate) async fn several(names: &[&str], budget: u64, any_name: bool) -> Several {
     let folder = tempfile::tempdir().unwrap();
     for (revision, name) in names.iter().enumerate() {
@@ -109,14 +109,14 @@ impl Several {
         self.folder.path().join(name)
     }
 
-    /// The list of these models.
+    /// Returns the sources of these models.
     pub(crate) fn sources(&self, names: &[&str], stamp: u64) -> Vec<ModelSource> {
         let source =
             |name: &&str| ModelSource { name: (*name).to_owned(), folder: self.folder(name), vocabulary: None, stamp };
         names.iter().map(source).collect()
     }
 
-    /// How often a model was loaded.
+    /// Returns how often a model was loaded.
     pub(crate) fn loads(&self, name: &str) -> usize {
         self.loader.loads.lock().unwrap().iter().filter(|loaded| *loaded == name).count()
     }
@@ -140,14 +140,14 @@ impl Several {
         self.request(Method::POST, path, &body, &[]).await
     }
 
-    /// The names of the models with their states.
+    /// Returns the name and the state of each model.
     pub(crate) async fn states(&self) -> Vec<(String, String)> {
         let text = |value: &Value| value.as_str().unwrap().to_owned();
         let models = self.get("/v1/models").await.ok();
         models["data"].as_array().unwrap().iter().map(|model| (text(&model["id"]), text(&model["state"]))).collect()
     }
 
-    /// The state of one model.
+    /// Returns the state of one model.
     pub(crate) async fn state_of(&self, name: &str) -> String {
         self.get(&format!("/v1/models/{name}")).await.ok()["state"].as_str().unwrap().to_owned()
     }

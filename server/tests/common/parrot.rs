@@ -1,5 +1,5 @@
-//! A model that generates one fixed text after every prompt, with the shipped tokenizer, and a server for it. Only the
-//! number of prompt tokens shows what its chat template wrote.
+//! A model that generates the same fixed text after every prompt, and a server for it with the shipped tokenizer. What
+//! its chat template wrote is visible only in the number of prompt tokens.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use tidegate_server::{ApiOptions, AppState, Served};
 
 use super::{checkpoint, served};
 
-/// How much of the text each slot has generated.
+/// The fixed text, and how many of its tokens each slot has generated.
 struct Parrot {
     text: Vec<u32>,
     generated: Vec<usize>,
@@ -43,7 +43,7 @@ impl LanguageModel for Parrot {
     }
 
     fn prefill(&mut self, ids: &[u32], slot: usize) -> Result<(), ModelError> {
-        // A prompt, or tokens of the answer that a grammar has forced.
+        // Once a slot has generated something, this chunk is not a prompt but answer tokens that a grammar forced.
         if self.generated[slot] > 0 {
             self.generated[slot] += ids.len();
         }
@@ -62,7 +62,7 @@ impl LanguageModel for Parrot {
     }
 }
 
-/// A server whose model generates `text` and then ends, with the chat template `template`.
+/// Starts a server whose model generates `text` and then stops, with the chat template `template`.
 pub(crate) fn parrot(text: &str, template: &str, folder: &Path) -> AppState {
     let tokenizer = Arc::new(Tokenizer::load(&checkpoint(), VOCABULARY, &[]).unwrap());
     let encode: Encode = {

@@ -1,8 +1,8 @@
-//! A small tokenizer in the manner of SentencePiece: byte fallback, and `▁` for a space.
+//! A small tokenizer in the style of SentencePiece: byte fallback, and `▁` for a space.
 
 use serde_json::{Value, json};
 
-/// Where the tokenizer puts a space that is not in the text.
+/// Where the tokenizer adds a space that is not in the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Space {
     /// Before a text, by the pre-tokenizer.
@@ -20,7 +20,7 @@ pub(crate) const SPACES: [Space; 4] = [Space::First, Space::Always, Space::Never
 /// Special tokens, from id 0 on.
 pub(crate) const SPECIAL: [&str; 5] = ["<unk>", "<s>", "</s>", "[INST]", "[/INST]"];
 
-/// What is merged into one token.
+/// Words that are merged into one token each.
 const WORDS: [&str; 14] = [
     "\u{2581}the",
     "\u{2581}river",
@@ -38,10 +38,10 @@ const WORDS: [&str; 14] = [
     "\u{e9}t\u{e9}",
 ];
 
-/// A bound for the ids.
+/// An upper bound for the token ids.
 pub(crate) const VOCABULARY: usize = 420;
 
-/// The tokenizer, as `tokenizer.json` has it.
+/// Returns the contents of the tokenizer's `tokenizer.json`.
 pub(crate) fn tokenizer(space: Space) -> Value {
     let bytes = (0..=u8::MAX).map(|byte| format!("<0x{byte:02X}>"));
     let characters = ('!'..='~').chain(['\u{2581}', '\u{e9}', '\u{e0}']).map(String::from);

@@ -1,4 +1,4 @@
-//! Checkpoints with random weights and the tokenizer of the pinned one.
+//! Checkpoints with random weights, with the tokenizer of the pinned checkpoint or with an RWKV vocabulary.
 
 use std::path::Path;
 
@@ -8,19 +8,20 @@ use tempfile::TempDir;
 use tidegate_model::random::Normals;
 use tidegate_model::{DecoderConfig, checkpoint};
 
-/// A checkpoint with random weights, and these configuration keys in addition to the pinned ones.
+/// Writes a checkpoint with random weights and the pinned configuration, to which it adds `keys`.
 pub(crate) fn written(keys: &Value) -> TempDir {
     written_about(0.2, keys)
 }
 
-/// The same, with weights around `mean`. Around 0, each text has its own likeliest continuation.
+/// Like [`written`], with weights around `mean`. With a mean of 0, different texts have different likeliest
+/// continuations.
 pub(crate) fn written_about(mean: f32, keys: &Value) -> TempDir {
     let (folder, pinned) =
         (TempDir::new().unwrap(), Path::new(env!("CARGO_MANIFEST_DIR")).join("../weights/tests/fixtures/tiny"));
     for name in ["tokenizer.json", "tokenizer_config.json"] {
         std::fs::copy(pinned.join(name), folder.path().join(name)).unwrap();
     }
-    // Without a repetition penalty, so that a temperature of 0 takes the likeliest token.
+    // There is no repetition penalty, so that a temperature of 0 chooses the likeliest token.
     let sampling = json!({"bos_token_id": 0, "eos_token_id": 0, "temperature": 0.8, "top_p": 0.95});
     std::fs::write(folder.path().join("generation_config.json"), sampling.to_string()).unwrap();
     let mut config: Value = serde_json::from_slice(&std::fs::read(pinned.join("config.json")).unwrap()).unwrap();
@@ -29,7 +30,8 @@ pub(crate) fn written_about(mean: f32, keys: &Value) -> TempDir {
     folder
 }
 
-/// A checkpoint of RWKV-7 with random weights, and a vocabulary file of all single bytes, [`WORDS`] and a part of a character.
+/// Writes an RWKV-7 checkpoint with random weights. Its vocabulary is all single bytes, [`WORDS`], and a part of a
+/// character.
 pub(crate) fn written_rwkv7() -> TempDir {
     let folder = TempDir::new().unwrap();
     write_vocabulary(folder.path());
@@ -44,7 +46,7 @@ pub(crate) fn written_rwkv7() -> TempDir {
     folder
 }
 
-/// Writes a vocabulary file of 266 tokens.
+/// Writes a vocabulary file of 265 tokens, with ids from 1.
 pub(crate) fn write_vocabulary(folder: &Path) {
     let bytes = (0..=u8::MAX).map(|byte| (format!("b'\\x{byte:02x}'"), 1));
     let words = WORDS.iter().map(|word| (format!("'{}'", word.replace('\n', "\\n")), word.len()));
@@ -54,7 +56,7 @@ pub(crate) fn write_vocabulary(folder: &Path) {
     std::fs::write(folder.join("rwkv_vocab_v20230424.txt"), lines.concat()).unwrap();
 }
 
-/// Tokens of several bytes, from 257 on.
+/// Tokens of several bytes, with ids from 257.
 pub(crate) const WORDS: [&str; 8] = ["\n\n", "User", "Assistant", "System", " the", " river", " fox", " said"];
 
 /// Writes a configuration and random weights around `mean`.

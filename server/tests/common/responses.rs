@@ -1,4 +1,4 @@
-//! Requests to the responses API, and reading their answers.
+//! Requests to the responses API, and readers of its answers.
 
 use axum::http::StatusCode;
 use serde_json::{Value, json};
@@ -9,7 +9,7 @@ use super::with;
 /// The path of the responses API.
 pub(crate) const PATH: &str = "/v1/responses";
 
-/// Greedy, so that the text is the same however it is requested.
+/// Builds a request body. Sampling is greedy, so that the text is the same however it is requested.
 pub(crate) fn asking(input: impl Into<Value>, more: Value) -> Value {
     with(json!({"input": input.into(), "max_output_tokens": 12, "temperature": 0}), more)
 }
@@ -28,7 +28,7 @@ pub(crate) fn path(response: &Value) -> String {
     format!("{PATH}/{}", response["id"].as_str().unwrap())
 }
 
-/// The events of a stream. Each states its name twice, and they are numbered from 0.
+/// Returns the events of a stream. Checks that each one states its name twice, and that they are numbered from 0.
 pub(crate) fn events(text: &str) -> Vec<Value> {
     let blocks: Vec<&str> = text.split_terminator("\n\n").collect();
     let event = |(number, block): (usize, &&str)| {

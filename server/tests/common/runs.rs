@@ -1,4 +1,4 @@
-//! Requests to an engine without a server, and their results.
+//! Requests to an engine without an HTTP server, and their results.
 
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, Instant};
@@ -19,12 +19,12 @@ use super::fake::{Fake, rules};
 pub(crate) const LIMITS: Limits =
     Limits { vocab_size: 256, max_prompt_tokens: 40_000, max_tokens: 1_000_000, sources: None };
 
-/// An engine around a scripted model.
+/// Starts an engine with a scripted model.
 pub(crate) fn start(fake: Fake) -> (EngineHandle, EngineThread) {
     spawn(fake, rules(), EngineOptions::default()).unwrap()
 }
 
-/// A greedy request for tokens after `prompt`.
+/// Returns the parameters of a greedy request.
 pub(crate) fn greedy(prompt: &[u32], max_tokens: usize) -> RequestParameters {
     let sampling = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
     RequestParameters { prompt: prompt.into(), max_tokens, sampling, ..RequestParameters::default() }
@@ -39,7 +39,7 @@ pub(crate) fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// Takes the snapshots of a request that are for others.
+/// Collects the snapshots that a request takes for other requests.
 #[derive(Debug, Default)]
 pub(crate) struct Taken(Mutex<Vec<Arc<Snapshot>>>);
 
@@ -55,12 +55,12 @@ impl TakeSnapshots for Taken {
     }
 }
 
-/// The request with a keeper of its prompt's snapshot, and where that is.
+/// Adds a keeper to a request; also returns the receiver of the prompt's snapshot.
 pub(crate) fn kept(parameters: RequestParameters) -> (RequestParameters, Arc<Taken>) {
     kept_at(None, parameters)
 }
 
-/// The same with a snapshot amid the prompt.
+/// Like [`kept`], with another snapshot after `mark` tokens of the prompt.
 pub(crate) fn kept_at(mark: Option<usize>, parameters: RequestParameters) -> (RequestParameters, Arc<Taken>) {
     let taken = Arc::<Taken>::default();
     let keeper = Some(Keeper { taker: Arc::clone(&taken) as _, mark, end: false });
@@ -86,13 +86,13 @@ impl Run {
     }
 }
 
-/// The shipped checkpoint without a server, opened once per test binary.
+/// Returns the shipped checkpoint without an HTTP server; it is opened once per test binary.
 pub(crate) fn shipped() -> &'static Served {
     static SERVED: LazyLock<Served> = LazyLock::new(|| open(&checkpoint(), &OpenOptions::default()).unwrap().0);
     &SERVED
 }
 
-/// Reads all events.
+/// Reads all events of a request.
 pub(crate) fn collect(mut stream: EventStream) -> Run {
     let mut run = Run::default();
     while let Some(event) = stream.blocking_next() {
@@ -114,7 +114,7 @@ pub(crate) fn collect(mut stream: EventStream) -> Run {
     run
 }
 
-/// The result of one request to a scripted model.
+/// Runs one request on a scripted model.
 pub(crate) fn run(engine: &EngineHandle, parameters: RequestParameters) -> Run {
     collect(engine.submit(Request::new(parameters, &LIMITS).unwrap()).unwrap())
 }

@@ -1,4 +1,4 @@
-//! An application with sessions in memory, and requests to it.
+//! An application with sessions, and requests to it.
 
 use std::path::Path;
 use std::time::Duration;
@@ -14,41 +14,41 @@ use tidegate_server::{ApiOptions, AppState, Served};
 
 use super::{checkpoint, send};
 
-/// A separate application.
+/// An application of one test.
 pub(crate) struct App {
     pub(crate) state: AppState,
     engine: EngineHandle,
     pub(crate) store: Store,
 }
 
-/// The shipped checkpoint, with sessions in memory.
+/// Starts an application with the shipped checkpoint and sessions in memory.
 pub(crate) async fn app() -> App {
     made(None).await
 }
 
-/// The same with options.
+/// Like [`app`], with options.
 pub(crate) async fn app_from(options: OpenOptions) -> App {
     app_on(&checkpoint(), options, Location::Memory).await
 }
 
-/// A checkpoint, with sessions at this location.
+/// Starts an application with a checkpoint and sessions at this location.
 pub(crate) async fn app_on(checkpoint: &Path, options: OpenOptions, location: Location) -> App {
     app_of(open(checkpoint, &options).unwrap().0, location).await
 }
 
-/// An app whose store commits only what requests change: its sweep is an hour away.
+/// Starts an application whose store commits only what requests change, because its first sweep is an hour away.
 pub(crate) async fn quiet() -> App {
     let served = open(&checkpoint(), &OpenOptions { slots: 8, ..OpenOptions::default() }).unwrap().0;
     let sweep_every = Duration::from_hours(1);
     app_storing(served, StoreOptions { sweep_every, ..StoreOptions::new(Location::Memory) }).await
 }
 
-/// A model, with sessions at this location.
+/// Starts an application with an open model and sessions at this location.
 pub(crate) async fn app_of(served: Served, location: Location) -> App {
     app_storing(served, StoreOptions::new(location)).await
 }
 
-/// The same with options of the store.
+/// Like [`app_of`], with store options.
 pub(crate) async fn app_storing(served: Served, options: StoreOptions) -> App {
     let store = Store::open(options, served.codec.clone()).await.unwrap();
     let (state, engine) = (AppState::new(ApiOptions::default()), served.engine.clone());
@@ -57,7 +57,7 @@ pub(crate) async fn app_storing(served: Served, options: StoreOptions) -> App {
     App { state, engine, store }
 }
 
-/// The same with a secret.
+/// Like [`app`], with a secret that signs snapshots.
 pub(crate) async fn app_with(secret: &[u8]) -> App {
     made(Some(secret.to_vec())).await
 }
@@ -94,7 +94,7 @@ impl Answer {
         self.json()["error"]["code"].as_str().unwrap_or_default().to_owned()
     }
 
-    /// The whole text of a stream, and its session.
+    /// Returns the whole text of a streamed answer, and its session.
     pub(crate) fn texts(&self) -> (String, Value) {
         let text = self.text();
         let chunks = super::events(&text).into_iter().filter_map(|data| serde_json::from_str::<Value>(data).ok());
@@ -117,12 +117,12 @@ impl Open {
         self.headers[name].to_str().unwrap().to_owned()
     }
 
-    /// The next chunk; `None` at the end.
+    /// Returns the next chunk, or `None` at the end.
     pub(crate) async fn next(&mut self) -> Option<String> {
         Some(String::from_utf8_lossy(&self.body.next().await?.unwrap()).into_owned())
     }
 
-    /// Reads the next chunk.
+    /// Returns the next chunk, which must exist.
     pub(crate) async fn read_some(&mut self) -> String {
         self.next().await.expect("the stream has ended")
     }
@@ -176,7 +176,7 @@ impl App {
         self.until_free_for(path, &[]).await
     }
 
-    /// The same with request headers.
+    /// Like [`Self::until_free`], with request headers.
     pub(crate) async fn until_free_for(&self, path: &str, headers: &[(&str, &str)]) -> Value {
         for _ in 0..2000 {
             let session = self.send(Method::GET, path, Value::Null, headers).await.json();
@@ -193,26 +193,27 @@ impl App {
     }
 }
 
-/// Header and body of a downloaded file: all that a continuation depends on, without the ids and times of the server.
+/// Returns the header and body of a downloaded file. They hold everything that a continuation depends on, but not the
+/// server's ids and times.
 pub(crate) fn state_of(file: &[u8]) -> Bytes {
     let length =
         |at: usize, bytes: usize| file[at..at + bytes].iter().rev().fold(0, |sum, byte| sum << 8 | usize::from(*byte));
     Bytes::copy_from_slice(&file[40..40 + length(12, 4) + length(16, 8)])
 }
 
-/// A greedy request for 8 tokens with their ids, plus the given fields.
+/// Builds a greedy request for 8 tokens with their ids, plus the fields of `more`.
 pub(crate) fn prompt(text: &str, more: Value) -> Value {
     super::with(json!({"prompt": text, "max_tokens": 8, "temperature": 0, "return_token_ids": true}), more)
 }
 
-/// What a successful request is answered.
+/// Sends a request that must succeed, and returns its answer.
 pub(crate) async fn ok(app: &App, path: &str, body: Value) -> Value {
     let answer = app.post(path, body).await;
     assert!(answer.status.is_success(), "{path}: {}", answer.text());
     answer.json()
 }
 
-/// The tokens of the first choice of an answer.
+/// Returns the token ids of an answer's first choice.
 pub(crate) fn ids(answer: &Value) -> Vec<u64> {
     answer["choices"][0]["token_ids"].as_array().unwrap().iter().filter_map(Value::as_u64).collect()
 }

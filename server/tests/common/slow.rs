@@ -1,5 +1,5 @@
-//! A model whose state transfers take as long as a test decides. It checks that the engine uses no slot during its
-//! transfer.
+//! A model whose state transfers take as long as a test decides. It checks that the engine does not use a slot while
+//! its state is in transfer.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -12,18 +12,18 @@ pub(crate) struct Transfers(Mutex<State>);
 
 #[derive(Default)]
 struct State {
-    /// Whether only the transfers of slots in `may_finish` may finish.
+    /// Whether transfers wait; those of the slots in `may_finish` do not.
     paused: bool,
     may_finish: Vec<usize>,
-    /// Whether transfers end with a failure.
+    /// Whether transfers fail when they end.
     fails: bool,
-    /// Determines how many polls a transfer takes; 0 for none.
+    /// Determines how many polls each transfer takes; with 0, transfers need none.
     seed: u64,
     /// Slots being transferred.
     in_progress: Vec<usize>,
     started: usize,
     polls: usize,
-    /// Violations by the engine.
+    /// How the engine last violated the contract.
     violation: Option<String>,
     wake: Option<Arc<dyn Fn() + Send + Sync>>,
 }
@@ -63,7 +63,7 @@ impl Transfers {
         self.lock().seed = seed;
     }
 
-    /// Polls that the next transfer takes.
+    /// Returns the number of polls that the next transfer takes.
     fn next_delay(&self) -> u64 {
         let mut state = self.lock();
         state.seed = state.seed.wrapping_mul(6_364_136_223_846_793_005);
@@ -74,23 +74,23 @@ impl Transfers {
         self.lock().in_progress.clone()
     }
 
-    /// How often the engine has polled for the end of a transfer.
+    /// Returns how often the engine has polled for the end of a transfer.
     pub(crate) fn polls(&self) -> usize {
         self.lock().polls
     }
 
-    /// Number of transfers started.
+    /// Returns the number of transfers started.
     pub(crate) fn started(&self) -> usize {
         self.lock().started
     }
 
-    /// Fails if the engine violated the contract.
+    /// Panics if the engine has violated the contract.
     pub(crate) fn check(&self) {
         assert_eq!(self.lock().violation, None);
     }
 }
 
-/// The state that an import will write at the end, and the polls that the transfer still takes.
+/// A transfer in progress: the state that an import writes when it ends, and the number of polls until then.
 struct Pending {
     import: Option<(SharedState, u64)>,
     polls_left: u64,
@@ -108,7 +108,7 @@ impl<M: LanguageModel> Slow<M> {
         (Self { model, transfers: Arc::clone(&transfers), pending: HashMap::new() }, transfers)
     }
 
-    /// Records a use of a slot during its transfer.
+    /// Records a violation and panics if one of the slots is in transfer.
     fn check_free(&self, what: &str, slots: &[usize]) {
         if let Some(slot) = slots.iter().find(|slot| self.pending.contains_key(slot)) {
             let words = format!("{what} of slot {slot} during its transfer");

@@ -1,4 +1,4 @@
-//! A scripted encoder-decoder. Each token depends on the whole source and all of the text so far, and its state has the
+//! A scripted encoder-decoder. Each token depends on the whole source and on all of the text so far. The state has the
 //! shape that snapshot files require.
 
 use std::sync::{Arc, Mutex};
@@ -13,7 +13,7 @@ use tidegate_server::text::Tokenizer;
 use super::{checkpoint, codec, served};
 
 const VOCABULARY: usize = 4096;
-/// Tokens of the longest source.
+/// Number of tokens of the longest source.
 pub(crate) const LONGEST: usize = 2000;
 /// A token that makes a source fail to encode.
 pub(crate) const BROKEN: u32 = 4000;
@@ -27,18 +27,18 @@ pub(crate) const LIMITS: Limits = Limits {
     sources: Some(Sources { longest: LONGEST, start: FIRST }),
 };
 
-/// A call to the model.
+/// A call to the model, with a number of tokens or rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Call {
-    /// Encode a source of this many tokens.
+    /// Encodes a source of this many tokens.
     Source(usize),
-    /// Read this many tokens of a text.
+    /// Reads this many tokens of a text.
     Text(usize),
-    /// A step of this many rows.
+    /// Decodes one token in each of this many rows.
     Step(usize),
 }
 
-/// Digests of what was read, small enough to be exact as f32, and its length.
+/// A digest and the length of the text, and the same of the source; all are small enough to be exact as `f32`.
 #[derive(Clone, Copy, Default)]
 struct State {
     text: u32,
@@ -70,7 +70,7 @@ impl State {
     }
 }
 
-/// The model's output for a source.
+/// Returns the model's output for a source.
 pub(crate) fn translation(source: &[u32], tokens: usize) -> Vec<u32> {
     let mut state = State::of(source);
     state.read(FIRST);
@@ -82,7 +82,7 @@ pub(crate) fn translation(source: &[u32], tokens: usize) -> Vec<u32> {
     (0..tokens).map(|_| next()).collect()
 }
 
-/// The numbers of the state after a source and these tokens of a text.
+/// Returns the numbers of the state after a source and these tokens of a text.
 pub(crate) fn state_after(source: &[u32], text: &[u32]) -> Vec<f32> {
     let mut state = State::of(source);
     for id in text {
@@ -103,7 +103,7 @@ impl Translator {
         Self { states: vec![State::default(); slots], calls: Arc::default(), step, source: Duration::ZERO }
     }
 
-    /// The same, but a source takes this long.
+    /// Makes the encoding of each source take this long.
     pub(crate) fn source(self, source: Duration) -> Self {
         Self { source, ..self }
     }
@@ -188,12 +188,12 @@ impl LanguageModel for Translator {
     }
 }
 
-/// An engine with this model, and the calls to the model since warm-up.
+/// Starts an engine with this model; also returns the calls to the model since warm-up.
 pub(crate) fn start(model: Translator) -> (EngineHandle, Arc<Mutex<Vec<Call>>>) {
     start_with(model, EngineOptions::default())
 }
 
-/// The same with options.
+/// Like [`start`], with options.
 pub(crate) fn start_with(model: Translator, options: EngineOptions) -> (EngineHandle, Arc<Mutex<Vec<Call>>>) {
     let calls = Arc::clone(&model.calls);
     let tokenizer = Arc::new(Tokenizer::load(&checkpoint(), VOCABULARY, &[]).unwrap());
@@ -207,13 +207,13 @@ pub(crate) fn start_with(model: Translator, options: EngineOptions) -> (EngineHa
     (engine, calls)
 }
 
-/// The codec of its snapshots.
+/// Returns the codec for this model's snapshots.
 pub(crate) fn files() -> Codec {
     let layout = StateLayout { layers: 1, heads: 1, head: 2, taps: 0, channels: 0, cross: 1 };
     Codec { layout, vocab_size: VOCABULARY, sources: LONGEST, ..codec() }
 }
 
-/// A server with this model.
+/// Starts an engine with this model as a server would serve it; also returns the calls to the model.
 pub(crate) fn serving(model: Translator) -> (Served, Arc<Mutex<Vec<Call>>>) {
     let (engine, calls) = start(model);
     let tokenizer = Arc::new(Tokenizer::load(&checkpoint(), VOCABULARY, &[]).unwrap());

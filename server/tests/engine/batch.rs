@@ -1,4 +1,4 @@
-//! Many rows with a large vocabulary, sampled by several threads or by the model: each text is the same as alone.
+//! Many rows with a large vocabulary, sampled by several threads or by the model. Batching does not change any text.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,7 +16,8 @@ const ROWS: u32 = 70;
 /// A token after which all logits are NaN.
 const NAN: u32 = 9;
 
-/// A model whose logits depend only on the previous token. With `samples`, it samples itself: the previous token + 1000.
+/// A model whose logits depend only on the previous token. With `samples`, the model itself samples: always the
+/// previous token + 1000.
 struct Chain {
     samples: bool,
 }
@@ -71,7 +72,7 @@ impl LanguageModel for Chain {
     ) -> Result<(), ModelError> {
         let (mut plans, mut wanted) = (Plans::new(VOCAB, 1 << 20), Vec::new());
         sampled.clear();
-        // In parts, as a model on a GPU asks for plans while its step runs.
+        // Asks for the plans in parts, as a model on a GPU does while its step runs.
         for rows in (0..ids.len()).step_by(16).map(|at| at..ids.len().min(at + 16)) {
             plans.clear();
             plan(rows.clone(), &mut plans);
@@ -91,12 +92,13 @@ impl LanguageModel for Chain {
     }
 }
 
-/// Tokens of the `row`th text. Texts end at different steps and leave free slots between those in use.
+/// Returns the length of the `row`th text. Texts end at different steps, which leaves gaps between used slots.
 fn length(row: u32) -> usize {
     2 + row as usize % 5
 }
 
-/// The `row`th request, with one of four kinds of sampling. Some prompts have log probabilities, so decode steps read them.
+/// Returns the `row`th request, with one of four kinds of sampling. Some ask for prompt log probabilities, so that
+/// decode steps read their prompts.
 fn request(row: u32) -> Request {
     let plain = SamplingParams { seed: u64::from(row), ..SamplingParams::default() };
     let sampling = match row % 4 {
@@ -170,7 +172,7 @@ fn the_model_samples_where_it_can_and_the_engine_elsewhere() {
         let last = if row % 7 == 3 { row + 200 } else { row };
         let expected = match row {
             NAN => Err(Failure::Internal),
-            // The engine samples rows with typical_p or log probabilities, from their logits.
+            // The engine samples rows with `typical_p` or log probabilities from their logits.
             _ if row % 3 == 1 || row % 5 == 4 => by_logits.clone(),
             _ => Ok((1..=length(row) as u32).map(|step| last + 1000 * step).collect()),
         };
@@ -190,6 +192,6 @@ fn a_text_is_the_same_alone_and_in_a_batch_and_only_a_row_of_nans_fails() {
             assert_eq!(*text, texts(&engine, row..=row)[0], "{row}");
         }
     }
-    // Rows differ, so the comparison is not of one constant text.
+    // Texts differ between rows, so this test does not compare a constant with itself.
     assert_ne!(together[1], together[21]);
 }

@@ -1,5 +1,5 @@
-//! Chat templates: whole conversations, messages added to stored ones, and templates that are broken or endless. The
-//! expected texts come from Jinja2.
+//! Chat templates: whole conversations, messages added to a stored conversation, and templates that are broken or never
+//! end. The expected texts come from Jinja2.
 
 use std::fs;
 use std::path::Path;
@@ -31,7 +31,8 @@ fn message(role: &str, content: &str) -> Message {
     Message { role: role.into(), content: content.into(), ..Message::default() }
 }
 
-/// A template, the text between a prompt and an answer, and whether the template shows a single system message.
+/// Returns the templates. Each has a name, the text between a prompt and an answer, and whether the template renders a
+/// conversation that is only a system message.
 fn all() -> [(&'static str, ChatTemplate, &'static str, bool); 5] {
     [
         ("alternating", load(ALTERNATING), " ", false),
@@ -108,7 +109,7 @@ fn an_answer_can_be_requested_without_new_messages() {
 
 #[test]
 fn a_slice_that_ends_before_it_begins_does_not_panic() {
-    // Overflows in the template engine where arithmetic is checked.
+    // The template engine's arithmetic overflows here, which panics in builds with overflow checks.
     let rendered = load("{{ messages[0].content[1:9:-1] }}.").render(&[message("user", "abc")]);
     assert!(matches!(rendered.as_deref(), Ok(".") | Err(ChatError::Failed(_))), "{rendered:?}");
 }
@@ -205,11 +206,12 @@ fn ten_thousand_messages_stay_within_the_step_limit() {
 }
 
 fn texts() -> impl Strategy<Value = String> {
-    // No spaces at the ends, which some templates trim, but marks, braces, escapes and many scripts inside.
+    // Some templates trim spaces, so there are none at the ends. Inside are special tokens, braces, control characters
+    // and many scripts.
     prop_oneof!["[a-z]{1,8}", r"[a-z<]([ -~\n]|\PC|<s>|</s>|\{\{|<\|im_end\|>){0,30}[a-z>]"]
 }
 
-/// Messages with alternating roles, possibly after a system message. The last is the assistant's.
+/// Generates messages with alternating roles, sometimes after a system message. The last is the assistant's.
 fn conversations() -> impl Strategy<Value = Vec<Message>> {
     let turns = prop::collection::vec((texts(), texts()), 2..5);
     (prop::option::of(texts()), turns).prop_map(|(system, turns)| {
@@ -225,7 +227,7 @@ proptest! {
     #[test]
     fn added_text_equals_the_difference_of_whole_renderings(messages in conversations(), cut in any::<prop::sample::Index>()) {
         for (name, template, lead, alone) in all() {
-            // A conversation always ends with the user's message before an answer.
+            // Before an answer, a conversation always ends with a user message.
             let all = &messages[..messages.len() - 1];
             let whole = template.render(all).unwrap();
 

@@ -1,4 +1,5 @@
-//! Draft models: what they propose, that a text does not depend on it, and that one which fails harms nobody.
+//! Draft models: which tokens they propose, that no text depends on these tokens, and that a failing draft model harms
+//! no request.
 
 use std::sync::{Arc, Mutex};
 
@@ -31,7 +32,7 @@ enum Fault {
     Panic,
 }
 
-/// A model that can fail. It gives no logits after chunks.
+/// A model that fails on demand. It returns no logits after a chunk.
 struct Faulty<M> {
     model: M,
     fault: Arc<Mutex<Fault>>,
@@ -72,12 +73,12 @@ impl<M: LanguageModel> LanguageModel for Faulty<M> {
     }
 }
 
-/// The shipped model with fewer bits: it often chooses the same tokens.
+/// Returns the shipped model with fewer bits. It often chooses the same tokens as the original.
 pub(crate) fn quantised(slots: usize) -> impl LanguageModel {
     runner(WeightType::Q4_0, slots)
 }
 
-/// A text that the model writes freely.
+/// Returns a request for a sampled text without constraints.
 fn story(seed: u64, max_tokens: usize) -> RequestParameters {
     RequestParameters {
         prompt: shipped().tokenizer.encode("Once upon a time").unwrap(),
@@ -97,13 +98,13 @@ fn run(engine: &EngineHandle, parameters: RequestParameters) -> Run {
 fn the_model_itself_proposes_every_token_of_a_sampled_text() {
     let (plain, _plain) = plain();
     let (engine, _thread) = engine(4, by_model(runner(WeightType::F32, DRAFT_SLOTS)));
-    // Longer than what a draft model reads of a text at once, so that drafts are read on from its states.
+    // The last text is longer than what a draft model reads anew, so the draft model must continue from its states.
     for (seed, max_tokens) in [(1, 2), (2, 40), (3, 601)] {
         let (found, want) = (run(&engine, story(seed, max_tokens)), run(&plain, story(seed, max_tokens)));
         assert_eq!(outcome(&found), outcome(&want));
         let drafts = found.finish().drafts;
         assert_eq!(drafts.accepted, drafts.drafted, "seed {seed}");
-        // The prompt gives the first token, and each step one besides its drafts.
+        // The prompt gives the first token, and each step gives one more than its draft tokens.
         assert!(drafts.accepted + 4 >= (max_tokens - 1) * 4 / 5, "{drafts:?} of {max_tokens}");
     }
 }
@@ -126,7 +127,7 @@ fn a_text_with_tokens_that_the_draft_model_does_not_have_gets_none_and_others_go
     let (plain, _plain) = plain();
     let (engine, _thread) = engine(3, by_model(Fake::new(DRAFT_SLOTS)));
     let unknown = |prompt: &[u32]| RequestParameters { prompt: prompt.to_vec(), ..story(7, 1 + 255) };
-    // The fake has 256 tokens.
+    // The fake draft model has only 256 tokens.
     let found = run(&engine, unknown(&[4000]));
     assert_eq!(outcome(&found), outcome(&run(&plain, unknown(&[4000]))));
     assert_eq!(found.finish().drafts.drafted, 0);
@@ -140,7 +141,7 @@ fn many_texts_share_a_draft_model() {
     let (plain, _plain) = plain();
     let (engine, _thread) = engine(4, by_model(quantised(DRAFT_SLOTS)));
     let request = |seed| Request::new(story(seed, 30 + 7 * seed as usize), &shipped().limits).unwrap();
-    // More texts one after the other than it has states.
+    // In total, there are more texts than the draft model has states.
     for seeds in [0..8, 8..11, 11..19] {
         let runs: Vec<Run> =
             engine.submit_all(seeds.clone().map(request).collect()).unwrap().into_iter().map(collect).collect();
@@ -165,7 +166,7 @@ fn a_draft_model_that_fails_is_not_asked_again() {
             let (found, want) = (run(&engine, story(seed, 50)), run(&plain, story(seed, 50)));
             assert_eq!(outcome(&found), outcome(&want));
             assert_eq!(found.finish().drafts.drafted > 0, kind == Fault::Nothing);
-            // It would answer now, if it were asked.
+            // From now on, the draft model would answer if it were asked.
             *fault.lock().unwrap() = Fault::Nothing;
         }
     }

@@ -1,5 +1,5 @@
-//! Drafts change no bit: text, log probabilities, random numbers and the state at the end are those of an engine that reads
-//! one token in a step, whatever is proposed.
+//! Draft tokens change no bit. Whatever is proposed, the text, log probabilities, random numbers and final state equal
+//! those of an engine that reads one token per step.
 
 use std::sync::{Arc, Mutex};
 
@@ -19,10 +19,10 @@ use super::draft_model::{by_model, quantised};
 use crate::common::checkpoint;
 use crate::common::runs::{Run, collect, shipped};
 
-/// Drafts cost nothing, so every one that is proposed is read.
+/// Pass costs with which draft tokens cost nothing, so the engine reads every proposed token.
 const FREE: PassCosts = PassCosts { step: PassCost { base: 1.0, each: 0.0 }, chunk: PassCost { base: 1.0, each: 0.0 } };
 
-/// The shipped model, with at most `draft_max` drafts for each row of a step.
+/// Starts an engine with the shipped model and at most `draft_max` draft tokens for each row of a step.
 pub(crate) fn engine(draft_max: usize, drafters: Drafters) -> (EngineHandle, EngineThread) {
     let decoder = checkpoints::load(&checkpoint(), &Device::Cpu).unwrap();
     let pool = decoder.new_pool(8).unwrap();
@@ -42,8 +42,8 @@ fn by_lookup(drafter: impl Drafter + 'static) -> Drafters {
     Drafters { lookup: Some(Box::new(drafter)), model: None }
 }
 
-/// Proposes what the texts in `known` have, as far as it is drawn, and then any tokens: right drafts, wrong ones, drafts
-/// that become wrong in the middle, and none.
+/// Proposes a random number of the tokens that follow in a text of `known`, and then random tokens. This gives correct
+/// drafts, wrong drafts, drafts that go wrong in the middle, and none.
 struct Adversary {
     known: Arc<Mutex<Vec<Vec<u32>>>>,
     rng: StdRng,
@@ -67,7 +67,7 @@ impl Drafter for Adversary {
     }
 }
 
-/// A request drawn at random.
+/// Draws a random request.
 pub(crate) fn draw(rng: &mut StdRng, before: Option<&Arc<Snapshot>>) -> RequestParameters {
     let served = shipped();
     let schema = json!({"type": "object", "required": ["name", "age"], "additionalProperties": false,
@@ -85,7 +85,7 @@ pub(crate) fn draw(rng: &mut StdRng, before: Option<&Arc<Snapshot>>) -> RequestP
     } else {
         vec![]
     };
-    // Of a conversation, or a text of its own.
+    // The request continues a conversation, or its text stands alone.
     let start = match before {
         _ if rng.random_bool(0.3) => Start::Empty,
         Some(before) => Start::Session(Arc::clone(before)),
@@ -129,7 +129,7 @@ pub(crate) type Outcome<'a> = (
     &'a Snapshot,
 );
 
-/// What must not depend on drafts.
+/// Returns the parts of a result that must not depend on draft tokens.
 pub(crate) fn outcome(run: &Run) -> Outcome<'_> {
     let Finish { reason, stop, cumulative_logprob, retokenized, snapshot, .. } = run.finish();
     assert_eq!(run.finish().completion_tokens, run.ids.len());
@@ -161,10 +161,11 @@ fn texts_with_drafts_are_those_without_bit_for_bit() {
                 let found = collect(engine.submit(request(one)).unwrap());
                 assert_eq!(outcome(&found), outcome(want), "round {round}, {one:?}");
                 let kept = found.finish().snapshot.as_ref().unwrap();
-                // The next turn looks for drafts in what was added to the state: no earlier turns are known to `plain`.
+                // The next turn looks up draft tokens in `recent`. It holds only this turn, because snapshots of
+                // `plain` have none.
                 assert_eq!(history(one).extended(&kept.recent.0), kept.history, "round {round}, {one:?}");
             }
-            // All at once, with three more choices of the first.
+            // Runs all requests together, the first one with three more choices.
             let mut requests: Vec<Request> = drawn.iter().chain([&drawn[0]; 3]).map(request).collect();
             share_prompt(&mut requests);
             let runs = engine.submit_all(requests).unwrap().into_iter().map(collect);
@@ -182,7 +183,7 @@ fn texts_with_drafts_are_those_without_bit_for_bit() {
     }
 }
 
-/// A greedy turn about the same words again and again.
+/// Returns a greedy turn whose prompt repeats the same words.
 fn repetitive(max_tokens: usize) -> RequestParameters {
     let text = "one two three four five. ".repeat(12);
     RequestParameters {
@@ -208,14 +209,15 @@ fn a_repetitive_text_takes_fewer_steps_and_never_more_tokens_than_asked_for() {
         assert_eq!(found.ids.len(), max_tokens);
         let drafts = found.finish().drafts;
         let steps = (engine.stats().steps - steps) as usize;
-        // The last chunk of the prompt gives the first token, each step one more and the drafts that it accepts.
+        // The prompt's last chunk gives the first token. Each step gives one more, plus the draft tokens that it
+        // accepts.
         assert_eq!(1 + steps + drafts.accepted, max_tokens);
         assert!(drafts.accepted <= drafts.drafted);
         assert!(max_tokens < 200 || steps < 100, "{steps} steps");
     }
 }
 
-/// Proposes nothing, and notes in what it might have looked.
+/// Proposes nothing, and records the tokens in which it could look up drafts.
 struct Recorder(Arc<Mutex<Vec<Vec<u32>>>>);
 
 impl Drafter for Recorder {
@@ -257,10 +259,10 @@ fn an_interrupted_or_cancelled_text_leaves_no_drafts_behind() {
         stream.interrupt().now();
         let rest = collect(stream);
         let tokens = [first.token_ids, rest.ids.clone()].concat();
-        // The conversation is where that of as many tokens is.
+        // The snapshot is the same as after a request for exactly this many tokens.
         let want = collect(plain.submit(Request::new(repetitive(tokens.len()), limits).unwrap()).unwrap());
         assert_eq!((&tokens, &rest.finish().snapshot), (&want.ids, &want.finish().snapshot));
-        // Its reader leaves in the middle.
+        // The next client disconnects in the middle of its text.
         let mut stream = engine.submit(Request::new(repetitive(100_000), limits).unwrap()).unwrap();
         assert!(matches!(stream.blocking_next(), Some(Event::Delta(_))));
     }

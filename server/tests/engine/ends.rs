@@ -1,4 +1,4 @@
-//! What ends a text: stop tokens, stop strings, `min_tokens`, and the stop cause that the engine reports.
+//! How a text ends: stop tokens, stop strings, `min_tokens`, and the stop cause that the engine reports.
 
 use crate::common::fake::Fake;
 use crate::common::runs::{LIMITS, Run, collect, greedy, kept, run, shipped, start};
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tidegate_server::engine::{FinishReason, Request, RequestParameters, Start, StopCause};
 use tidegate_server::session::{Answer, History, Snapshot};
 
-/// `text` as a scripted model's tokens.
+/// Returns the scripted model's tokens for `text`.
 fn ids(text: &str) -> Vec<u32> {
     text.bytes().map(u32::from).collect()
 }
@@ -19,7 +19,8 @@ fn shipped_run(parameters: RequestParameters) -> Run {
 #[test]
 fn no_end_is_chosen_before_min_tokens() {
     let (engine, _thread) = start(Fake::new(1));
-    // 255 ends the text. Where it is masked, all other tokens are equally likely, and greedy takes the first.
+    // Token 255 ends the text. While it is masked, all other tokens are equally likely, and greedy sampling takes the
+    // first.
     for (min_tokens, expected) in [(0, vec![254, 255]), (1, vec![254, 255]), (2, vec![254, 0, 1, 2])] {
         let output = run(&engine, RequestParameters { min_tokens, ..greedy(&[253], 4) });
         assert_eq!(output.ids, expected, "{min_tokens}");
@@ -88,7 +89,7 @@ fn a_snapshot_has_no_trace_of_the_stop_token() {
     assert_eq!(snapshot.history, History::default().extended(&text));
     assert_eq!(snapshot.answer, Some(Answer::default()));
     assert!(snapshot.sampler.counts.iter().all(|(token, _)| text.contains(token)));
-    // The state equals that after reading the same text as a prompt.
+    // The state is the same as after reading this text as a prompt.
     let (read, taken) = kept(greedy(&[&text[..], &[1]].concat(), 1));
     shipped_run(read);
     assert!(taken.all()[0].state == snapshot.state);

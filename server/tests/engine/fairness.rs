@@ -1,4 +1,5 @@
-//! Tenants share slots, queue and prefill: whatever one of them submits, another waits for a bounded number of steps.
+//! Tenants share the slots, the queue and prefill. Whatever one tenant submits, another waits for a bounded number of
+//! steps.
 
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,23 +14,23 @@ use tidegate_server::engine::{
 use crate::common::fake::rules;
 use crate::common::runs::{LIMITS, collect, greedy};
 
-/// What the model did, in order: read a chunk of the prompt in this slot, or made a step of these slots.
+/// A call to the model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Pass {
-    /// A slot was emptied for a text.
+    /// A slot was reset for a new text.
     Reset,
-    /// The slot's name, and the tokens of the chunk.
+    /// A chunk was read: the slot's name, and the number of tokens.
     Chunk(u32, usize),
-    /// Each row's name and slot.
+    /// A decode step was made: the name and slot of each row.
     Step(Vec<(u32, usize)>),
 }
 
-/// What passes cost here, so that shares are the same on every machine.
+/// Fixed pass costs, so that shares are the same on every machine.
 const COSTS: PassCosts =
     PassCosts { step: PassCost { base: 2.0, each: 1.0 }, chunk: PassCost { base: 2.0, each: 0.5 } };
 
-/// A scripted model that records its passes. It names each slot by the first token that the slot has read, so that a
-/// test's prompts are recognised. The engine makes no pass before the test allows it.
+/// A scripted model that records its passes. A slot's name is the first token that it read, which shows whose prompt it
+/// is. No pass proceeds while a test holds the gate.
 struct Recorder {
     names: Vec<Option<u32>>,
     passes: Arc<Mutex<Vec<Pass>>>,
@@ -80,18 +81,18 @@ impl LanguageModel for Recorder {
         let names = slots.iter().zip(ids).map(|(slot, id)| (self.name(*slot, *id), *slot)).collect();
         self.record(Pass::Step(names));
         logits.clear();
-        // Never an end of text.
+        // Token 7 is always the likeliest, so no text ends by itself.
         logits.extend(ids.iter().flat_map(|_| (0..256).map(|token| f32::from(u8::from(token == 7)))));
         Ok(())
     }
 }
 
-/// An engine around a recorder.
+/// An engine with a recorder as its model.
 pub(super) struct Stage {
     pub(super) engine: EngineHandle,
     pub(super) passes: Arc<Mutex<Vec<Pass>>>,
     pub(super) gate: Arc<Mutex<()>>,
-    /// The passes before the last call of `submit`.
+    /// Number of passes before the last call of `submit`.
     since: AtomicU64,
     _thread: EngineThread,
 }
@@ -105,7 +106,8 @@ impl Stage {
         Self { engine, passes, gate, since: AtomicU64::new(0), _thread: thread }
     }
 
-    /// Submits `count` texts of a tenant, whose prompts are `length` times the tenant's number, between two passes.
+    /// Submits `count` texts of a tenant between two passes. `lengths` are those of the prompt, which repeats the
+    /// tenant's number, and of the text.
     pub(super) fn submit(
         &self,
         tenant: u32,
@@ -117,7 +119,7 @@ impl Stage {
         self.submit_with(tenant, 1, count, lengths)
     }
 
-    /// The same for a tenant of any weight, and at any time.
+    /// Like [`Self::submit`], for a tenant of any weight and at any time.
     pub(super) fn submit_with(
         &self,
         tenant: u32,
@@ -132,13 +134,13 @@ impl Stage {
         self.engine.submit_for(of, requests)
     }
 
-    /// Waits until the engine has made `count` passes since the last call of `submit`. Not since now: texts pause when
-    /// nobody reads them, perhaps before this thread goes on.
+    /// Waits until the engine has made `count` passes since the last call of `submit`. Counting from now on could wait
+    /// forever: a text that nobody reads pauses, perhaps before this thread runs again.
     pub(super) fn passes_since(&self, count: u64) {
         self.wait_for_passes(self.since.load(Ordering::Relaxed) + count);
     }
 
-    /// Waits until the engine has made `count` passes more. A text must be read meanwhile.
+    /// Waits until the engine has made `count` more passes. Somebody must read a text meanwhile.
     pub(super) fn passes_more(&self, count: u64) {
         self.wait_for_passes(self.engine.stats().passes + count);
     }
@@ -150,7 +152,7 @@ impl Stage {
     }
 }
 
-/// Reads texts to their ends, and returns how many passes of the engine each waited for its slot.
+/// Reads texts to their ends; returns for how many passes each one waited for its slot.
 fn waited(streams: Vec<EventStream>) -> Vec<u64> {
     streams.into_iter().map(|stream| collect(stream).finish().timings.queue_steps).collect()
 }
@@ -171,11 +173,11 @@ fn a_tenant_with_endless_texts_leaves_a_slot_for_each_of_the_others() {
     for _ in 0..20 {
         for tenant in [POLITE, THIRD] {
             let waited = waited(stage.submit(tenant, 1, SHORT).unwrap());
-            // It is noticed after at most the pass that is being made.
+            // The engine notices the request at the latest when the pass in progress ends.
             assert!(waited[0] <= 2, "{waited:?}");
         }
     }
-    // Its own texts take turns in its one slot.
+    // Several texts of one tenant take turns in its one slot.
     let several = waited(stage.submit(POLITE, 4, SHORT).unwrap());
     assert!(several.iter().all(|passes| *passes <= 4 * 4), "{several:?}");
     assert_eq!(stage.engine.stats().waiting, 194, "the others still wait");
@@ -201,8 +203,8 @@ fn free_slots_go_to_the_tenant_that_has_had_the_least_work() {
     drop(gate);
     let [abuser, polite]: [Vec<u64>; 2] =
         streams.into_iter().map(|(_, streams)| waited(streams)).collect::<Vec<_>>().try_into().unwrap();
-    // Each has one of the two slots: the tenth waits for nine before it, of ten steps each, and for one more if the other
-    // tenant had both slots when it came.
+    // Each tenant has one of the two slots. The tenth text waits for nine others of ten steps each, and for one more if
+    // the other tenant had both slots at first.
     assert!(polite.iter().all(|passes| *passes <= 10 * 10 + 5), "{polite:?}");
     assert!(*abuser.last().unwrap() > 500, "{abuser:?}");
 }
@@ -222,7 +224,7 @@ fn a_tenant_gets_work_in_proportion_to_its_weight() {
             Pass::Step(rows) => rows.iter().filter(|(name, _)| *name == tenant).count(),
             Pass::Chunk(..) | Pass::Reset => 0,
         };
-        // While both have texts that wait.
+        // In these passes, both tenants still have waiting texts.
         passes.iter().take(800).map(rows).sum::<usize>()
     };
     let (light, heavy) = (rows(ABUSER), rows(POLITE));
@@ -232,7 +234,7 @@ fn a_tenant_gets_work_in_proportion_to_its_weight() {
 #[test]
 fn a_pause_earns_no_credit() {
     let stage = Stage::new(1, 2000);
-    // One tenant has worked for long when the other comes, which then does not get every slot until it has caught up.
+    // One tenant has worked for a long time when the other arrives. The other does not get every slot to catch up.
     let first = stage.submit(ABUSER, 1000, (1, 20)).unwrap();
     stage.passes_since(500);
     let late = stage.submit(POLITE, 20, (1, 20)).unwrap();
@@ -257,7 +259,7 @@ fn many_long_prompts_of_a_tenant_delay_another_by_one_chunk_each() {
     stage.passes_since(10);
     let held = stage.gate.lock().unwrap();
     let before = stage.passes.lock().unwrap().len();
-    // Three chunks.
+    // This prompt takes three chunks.
     let polite = stage.submit_with(POLITE, 1, 1, (700, 2)).unwrap();
     drop(held);
     drop(waited(polite));
@@ -280,15 +282,15 @@ fn a_full_queue_makes_room_for_the_tenant_that_has_less_in_it() {
     let polite = stage.submit(POLITE, 4, SHORT).unwrap();
     assert_eq!(stage.engine.stats().waiting, 8);
     assert_eq!(stage.engine.stats().displaced, 4);
-    // Each has its half.
+    // Each tenant has its half of the queue.
     assert_eq!(stage.submit(POLITE, 1, SHORT).unwrap_err(), SubmitError::QueueFull);
     assert_eq!(stage.submit(ABUSER, 1, SHORT).unwrap_err(), SubmitError::QueueFull);
-    // A heavier one has a right to more, but gets all that it asks for or nothing.
+    // A tenant with more weight has a right to more, but its texts are accepted together or not at all.
     assert_eq!(stage.submit_with(9, 2, 5, SHORT).unwrap_err(), SubmitError::QueueFull);
     assert_eq!(stage.engine.stats().displaced, 4, "a refusal displaces nobody");
     let heavy = stage.submit_with(9, 2, 3, SHORT).unwrap();
     assert_eq!(stage.engine.stats().waiting, 8);
-    // The newest had to leave.
+    // The newest texts had to leave.
     for mut stream in full.drain(4..) {
         assert_eq!(stream.blocking_next(), Some(Event::Failed(Failure::Displaced)));
     }

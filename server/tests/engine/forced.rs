@@ -1,5 +1,5 @@
-//! Tokens that a grammar forces are taken without a decode step. The text, the random numbers and the state at the end are
-//! those of sampling each token, which is what a request with log probabilities does.
+//! Tokens that a grammar forces take no decode step. The text, the random numbers and the final state are the same as
+//! if each token were sampled, which is what a request with log probabilities does.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
@@ -32,7 +32,7 @@ fn specs() -> Vec<GrammarSpec> {
     ]
 }
 
-/// A request drawn at random, which may be a turn of a conversation.
+/// Draws a random request, which continues the conversation `before`, if there is one.
 fn draw(rng: &mut StdRng, specs: &[GrammarSpec], before: Option<&Arc<Snapshot>>) -> RequestParameters {
     let grammar = shipped().grammars.compile(specs.choose(rng).unwrap()).unwrap();
     let texts = ["\"", "an", ", ", "}", "there is"];
@@ -57,7 +57,7 @@ fn draw(rng: &mut StdRng, specs: &[GrammarSpec], before: Option<&Arc<Snapshot>>)
     }
 }
 
-/// What must not depend on how the tokens were found.
+/// Returns the parts of a result that must not depend on how its tokens were found.
 fn outcome(run: &Run) -> (&str, &[u32], FinishReason, &Option<StopCause>, usize, &[u32], &Snapshot) {
     let finish = run.finish();
     let snapshot = finish.snapshot.as_deref().unwrap();
@@ -78,7 +78,7 @@ fn a_text_with_forced_tokens_is_the_one_that_sampling_gives() {
             drawn.iter().map(|one| collect(served.engine.submit(request(sampled(one))).unwrap())).collect();
         let alone: Vec<Run> =
             drawn.iter().map(|one| collect(served.engine.submit(request(one.clone())).unwrap())).collect();
-        // In a batch, a row reads its forced tokens one in each step.
+        // In a batch, a row reads one forced token per step.
         let together = served.engine.submit_all(drawn.iter().cloned().map(request).collect()).unwrap();
         for (i, (together, sampled)) in together.into_iter().map(collect).zip(&sampled).enumerate() {
             assert_eq!(outcome(&alone[i]), outcome(sampled), "round {round}, {:?}", drawn[i]);
@@ -89,7 +89,7 @@ fn a_text_with_forced_tokens_is_the_one_that_sampling_gives() {
     assert!(served.engine.stats().forced_tokens > forced + 500);
 }
 
-/// The steps and the chunks of a text of `script` after the prompt 1.
+/// Generates a text with forced tokens after the prompt 1; returns the number of steps, and the chunks' lengths.
 fn passes(fake: Fake, logprobs: Option<usize>) -> (usize, Vec<usize>) {
     let calls = fake.calls();
     let (engine, _thread) = start(fake);
@@ -103,11 +103,12 @@ fn passes(fake: Fake, logprobs: Option<usize>) -> (usize, Vec<usize>) {
 
 #[test]
 fn forced_tokens_take_no_steps_and_are_read_in_one_chunk() {
-    // 1 gives 9, and 10 to 12 are known; 12 gives 13, which gives 20, and the end is known.
+    // Three steps: 1 gives 9, which is read in one chunk with the forced tokens 10 and 11; then 12 gives 13, and 13
+    // gives 20. The rest is forced.
     assert_eq!(passes(Fake::new(1), None), (3, vec![3]));
-    // The chunk reads 12 too, and gives 13.
+    // The chunk also reads 12, and its logits give 13.
     assert_eq!(passes(Fake::new(1).scores_chunks(), None), (2, vec![4]));
-    // Each token needs its step where its log probability is wanted.
+    // If log probabilities are requested, each token needs its own step.
     assert_eq!(passes(Fake::new(1).scores_chunks(), Some(0)), (8, vec![]));
 }
 
@@ -125,7 +126,7 @@ fn no_more_tokens_are_taken_than_the_text_may_have() {
         };
         let output = run(engine, following(script(&steps), turn));
         assert_eq!(output.ids, (2..2 + max_tokens as u32).collect::<Vec<_>>());
-        // The state has all but the last token.
+        // The state has read all tokens but the last.
         let snapshot = output.finish().snapshot.clone().unwrap();
         assert_eq!((snapshot.read, &snapshot.pending), (max_tokens as u64, &vec![1 + max_tokens as u32]));
         assert_eq!(snapshot.state, [max_tokens as f32]);

@@ -1,5 +1,5 @@
-//! Random changes to chat templates, which come with checkpoints: a template renders or is refused within its steps, and
-//! never panics.
+//! Fuzzes chat templates, which come from others with a checkpoint. A changed template renders or is refused within its
+//! step limit, and never panics.
 
 use std::fs;
 

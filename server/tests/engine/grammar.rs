@@ -1,4 +1,4 @@
-//! Texts that follow a scripted grammar: the test lists which tokens each mask allows and which calls fail.
+//! Texts that follow a scripted grammar: a test lists the tokens that each mask allows, and the calls that fail.
 
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -14,13 +14,13 @@ use tidegate_server::engine::{
 };
 use tidegate_server::session::{Answer, Snapshot};
 
-/// The allowed tokens of each step; the text is complete after the last.
+/// A grammar that allows the listed tokens at each step. The text is complete after the last step.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Script {
     steps: Vec<Vec<u32>>,
-    /// The calls that go wrong.
+    /// The calls that fail.
     faults: Vec<Fault>,
-    /// Makes each mask wait for the model's step.
+    /// If present, each mask waits for a step of the model.
     rendezvous: Option<Arc<Rendezvous>>,
 }
 
@@ -66,7 +66,8 @@ impl Constraint for Text {
         Ok(())
     }
 
-    /// Known after a mask of one token; a mask that is to fail must be computed.
+    /// Returns the only allowed token if the step before also allowed a single one. A mask that is meant to fail is
+    /// never skipped.
     fn forced(&self) -> Option<u32> {
         let before = self.at.checked_sub(1)?;
         match (&*self.script.steps[before], &**self.script.steps.get(self.at)?) {
@@ -119,7 +120,7 @@ fn a_text_ends_with_its_grammar_and_shows_text_held_back_for_stop_strings() {
     let turn = RequestParameters {
         start: Start::Session(Arc::new(Snapshot::empty(0))),
         snapshot: true,
-        // The engine holds the last letter back, and must show it at the end.
+        // The engine holds back the last letter, because it may begin this string, and must show it at the end.
         stop: vec!["bc".into()],
         ..greedy(&[1], 9)
     };
@@ -192,7 +193,8 @@ fn a_grammar_that_fails_ends_only_its_own_text() {
     assert_eq!((engine.stats().failed, engine.stats().finished), (count, 2));
 }
 
-/// Two threads that wait for each other, with a timeout. `missed` counts the steps that no mask met.
+/// Lets a mask and a step on two threads wait for each other, with a timeout. `missed` counts the steps that met no
+/// mask.
 #[derive(Debug)]
 struct Rendezvous {
     mask: Side,
@@ -256,7 +258,7 @@ fn grammars_give_the_same_bits_alone_and_in_a_batch() {
         assert_eq!((&alone.ids, &alone.logprobs), (&together.ids, &together.logprobs));
         let follows = alone.ids.iter().zip(0..).all(|(id, step)| id % 3 == (step + i) % 3);
         assert_eq!(follows, i != 3);
-        // Log probabilities are computed before the mask: the most likely token need not be allowed.
+        // Log probabilities are computed before the mask is applied, so the likeliest token need not be allowed.
         let top = |scored: &tidegate_server::engine::TokenLogprobs| scored.top[0].0 == scored.token;
         assert!(!alone.logprobs.iter().all(top));
     }
@@ -283,6 +285,6 @@ fn requests_that_cannot_follow_a_grammar_are_refused() {
     let (parameter, words) = refused(continues);
     assert_eq!(parameter, "grammar");
     assert_eq!(words, "grammar must be absent where the previous answer continues, found one");
-    // A new answer of the same conversation can have a grammar.
+    // A new answer in the same conversation can have a grammar.
     assert!(Request::new(RequestParameters { start, snapshot: true, ..parameters }, &LIMITS).is_ok());
 }

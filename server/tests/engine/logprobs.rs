@@ -1,4 +1,4 @@
-//! Log probabilities of what the engine generates, on a scripted model and on the shipped checkpoint.
+//! Log probabilities of generated tokens, on a scripted model and on the shipped checkpoint.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use tidegate_server::engine::{Limits, Request, RequestParameters, TokenLogprobs}
 
 fn sampled(prompt: &str, seed: u64) -> RequestParameters {
     let served = shipped();
-    // All of these change which token is chosen, and none may change a log probability.
+    // Each of these can change which token is chosen, but none may change a log probability.
     let sampling = SamplingParams {
         temperature: 0.8,
         top_p: 0.9,
@@ -30,7 +30,7 @@ fn runs(requests: impl IntoIterator<Item = RequestParameters>) -> Vec<Run> {
     served.engine.submit_all(requests).unwrap().into_iter().map(collect).collect()
 }
 
-/// The log softmax of a row, by its definition.
+/// Returns the log softmax of a row, computed by its definition.
 fn log_softmax(logits: &[f32]) -> Vec<f64> {
     let sum: f64 = logits.iter().map(|logit| f64::from(*logit).exp()).sum();
     logits.iter().map(|logit| f64::from(*logit) - sum.ln()).collect()

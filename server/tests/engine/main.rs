@@ -1,4 +1,4 @@
-//! Tests of the engine with scripted models, of chat templates and of grammars.
+//! Tests of the engine, of chat templates and of grammars.
 
 #[path = "../common/mod.rs"]
 mod common;

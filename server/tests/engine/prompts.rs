@@ -1,4 +1,4 @@
-//! Prompts: a shared prompt is read once; a prompt with log probabilities is read by decode steps.
+//! Prompts: a shared prompt is read once, and decode steps read a prompt with log probabilities.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
@@ -33,7 +33,7 @@ fn chunks(calls: &Calls) -> Vec<usize> {
     calls.chunks.lock().unwrap().clone()
 }
 
-/// A scripted model that reads prompts slowly, because another text takes a step after each chunk.
+/// Starts an engine that reads prompts slowly, because another text takes a step after each chunk.
 fn slow(fake: Fake) -> (EngineHandle, Arc<Calls>, EventStream) {
     let fake = fake.step(Duration::from_millis(4));
     let calls = fake.calls();
@@ -90,7 +90,7 @@ fn who_is_interrupted_while_the_prompt_is_read_gets_no_token() {
         stream.interrupt().now();
         let found = collect(stream);
         assert_eq!((found.ids.len(), found.finish().reason), (0, FinishReason::Interrupted));
-        // A turn is read to its end all the same, without its last token: the conversation goes on after it.
+        // A turn's prompt is still read, except for its last token, because the conversation continues after it.
         let read = chunks(&calls);
         assert_eq!(read == [256; 10], is_turn, "{read:?}");
         drop(running);
@@ -167,7 +167,7 @@ fn if_the_reading_request_fails_the_next_request_reads_the_prompt() {
     }
 }
 
-/// A request to the shipped model with sampling.
+/// Returns a sampled request to the shipped model.
 fn sampled(prompt: &[u32], seed: u64) -> RequestParameters {
     let sampling = SamplingParams { temperature: 0.9, repetition_penalty: 1.2, seed, ..SamplingParams::default() };
     RequestParameters { prompt: prompt.into(), max_tokens: 16, sampling, logprobs: Some(2), ..Default::default() }
@@ -193,7 +193,7 @@ fn sharing_a_prompt_changes_no_bit() {
             let alone = run_shipped(alone);
             assert_eq!((&alone.ids, &alone.logprobs), (&together.ids, &together.logprobs));
             assert!(alone.finish().snapshot == together.finish().snapshot);
-            // Only the request that read the prompt passes its snapshot on.
+            // Only the request that read the prompt passes on the snapshot.
             assert!(read.all() == if seed == 0 { read_alone.all() } else { Vec::new() });
         }
     }
@@ -221,7 +221,7 @@ fn a_prompts_log_probabilities_come_before_its_text() {
     assert!(chunks(&calls).is_empty());
     assert_eq!((engine.stats().prompt_tokens, engine.stats().generated_tokens), (3, 2));
 
-    // Without generated tokens, and with a prompt of one token.
+    // A request that generates no tokens, and one with a prompt of one token.
     let scored = run(&engine, RequestParameters { max_tokens: 0, ..parameters.clone() });
     assert_eq!((scored.prompt_logprobs.as_ref(), scored.ids.len()), (Some(&expected), 0));
     assert_eq!((scored.finish().reason, scored.finish().completion_tokens), (FinishReason::Length, 0));
@@ -300,13 +300,13 @@ fn snapshots_for_other_requests_are_taken_amid_the_prompt_at_its_end_and_at_the_
     assert_eq!(all[0].history, History::default().extended(&prompt[..270]));
     assert_eq!(all[1..], plain);
     assert_eq!(chunks(&calls), [256, 14, 30]);
-    // From there, and to another point, counted from the beginning of the prompt.
+    // Starts from this snapshot, with another mark, which still counts from the beginning of the prompt.
     calls.chunks.lock().unwrap().clear();
     let known = Start::Prefix(Arc::clone(&all[0]));
     let rest = taken_at(Some(290), known.clone());
     assert_eq!((rest[0].read, &rest[1..]), (290, &plain[..]));
     assert_eq!(chunks(&calls), [20, 10]);
-    // Points that have no state of their own: already known, at the end, beyond it.
+    // These marks give no further snapshot: they are at or before the start, at the end, or beyond it.
     for at in [100, 270, 300, 301, 999] {
         assert_eq!(taken_at(Some(at), known.clone()), plain, "{at}");
     }
@@ -330,7 +330,7 @@ fn the_first_turn_of_a_conversation_may_start_from_a_known_prefix() {
         assert_eq!((&plain.ids, &plain.logprobs), (&known.ids, &known.logprobs));
         assert!(plain.finish().snapshot == known.finish().snapshot, "an open answer, and the same random numbers");
     }
-    // A conversation that has a text has a state of its own.
+    // A conversation that already has a text starts from its own state.
     let prefix = Arc::clone(amid);
     let start = Start::FirstTurn { conversation: plain.finish().snapshot.clone().unwrap(), prefix };
     assert_eq!(Request::new(turn(start), &served.limits).unwrap().cached_tokens(), 0);

@@ -1,4 +1,4 @@
-//! The engine against a scripted model: batching, cancelling, failing, draining, slow readers.
+//! The engine with a scripted model: batches, cancellation, failures, draining and slow readers.
 
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
@@ -27,7 +27,7 @@ fn with(parameters: RequestParameters) -> Request {
     .unwrap()
 }
 
-/// Reads to the end: text, ids, and the last event.
+/// Reads a stream to its end; returns the text, the token ids, and the last event.
 fn collect(mut stream: EventStream) -> (String, Vec<u32>, Option<Event>) {
     let (mut text, mut ids) = (String::new(), Vec::new());
     while let Some(event) = stream.blocking_next() {
@@ -58,7 +58,7 @@ fn a_finished_text_reports_its_token_counts() {
 fn an_end_of_text_token_ends_the_text_and_is_counted_but_not_shown() {
     let (engine, _thread) = start(Fake::new(1), 8);
     let parameters = |ignore_eos| RequestParameters { ignore_eos, ..greedy(&[253], 5) };
-    // Token 255 ends a text; the fake counts up and starts again at 0.
+    // Token 255 ends a text. The fake counts up and continues with 0 after it.
     let (_, ids, last) = collect(engine.submit(with(parameters(false))).unwrap());
     assert_eq!(ids, [254, 255]);
     let Some(Event::Finished(finish)) = last else { panic!("{last:?}") };
@@ -236,7 +236,7 @@ fn a_client_that_never_reads_loses_its_slot() {
     let (_, ids, _) = collect(engine.submit(request(&[0], 3)).unwrap());
     assert_eq!(ids, [1, 2, 3]);
     assert_eq!(engine.stats().failed, 1);
-    // If it reads later, it gets the text up to there, and the reason.
+    // A client that reads later gets the text so far, and the reason for its end.
     let (_, ids, last) = collect(stalled);
     assert_eq!(last, Some(Event::Failed(Failure::Stalled)));
     assert_eq!(ids, (1..).take(ids.len()).map(|n| n % 256).collect::<Vec<u32>>());
@@ -298,7 +298,7 @@ fn slots_are_reset_before_they_are_reused() {
     let (engine, _thread) = start(Fake::new(1), 64);
     let streams = (0..20).map(|n| (n, engine.submit(request(&[n], 3)).unwrap())).collect::<Vec<_>>();
     for (n, stream) in streams {
-        // A slot that kept a state would change the text.
+        // A state left over in the slot would change the text.
         assert_eq!(collect(stream).1, [n + 1, n + 2, n + 3]);
     }
 }

@@ -1,5 +1,5 @@
-//! A text that goes on in another engine has the bits of one that nothing has interrupted: its tokens, log probabilities, and
-//! the state at its end.
+//! A text that resumes in another engine has the same bits as one that was never interrupted: tokens, log
+//! probabilities, and final state.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use tidegate_server::text::GrammarSpec;
 use crate::common::runs::{Run, collect, kept, shipped};
 use crate::drafts::{draw, engine, outcome, plain};
 
-/// Carries out a request, of which `begun` is known.
+/// Runs a request, which resumes after `begun` if that is given.
 fn run(engine: &EngineHandle, one: &RequestParameters, begun: Option<&Run>) -> Run {
     let (one, taken) = kept(one.clone());
     let mut request = Request::new(one, &shipped().limits).unwrap();
@@ -38,13 +38,14 @@ fn a_text_that_is_cut_anywhere_and_resumed_is_the_whole_text() {
         }
         let mut whole = run(&first, &one, None);
         if round % 2 == 0 && one.grammar.is_none() && whole.text.len() > 40 {
-            // Some words of the text, which several tokens make up.
+            // Adds a stop string that several tokens of the text make up.
             one.stop.extend(whole.text.get(20..32).map(str::to_owned));
             whole = run(&first, &one, None);
         }
         let length = whole.ids.len();
         let mut begun: Option<Run> = None;
-        // Up to a first cut, on to the second, and to the end, each in another engine.
+        // Generates up to the first cut, then up to the second, then to the end. Successive parts run on different
+        // engines.
         let mut cuts = [(); 2].map(|()| rng.random_range(length.saturating_sub(5).max(1)..=length.max(1)));
         cuts[0] = cuts[0].min(rng.random_range(1..=length.max(1)));
         cuts.sort_unstable();
@@ -88,7 +89,7 @@ fn a_long_text_that_follows_a_grammar_is_repeated_as_a_whole() {
         ..RequestParameters::default()
     };
     let mut begun = run(&engine, &one, None);
-    // Its lines differ, so that the parser meets something new in each.
+    // The lines differ, so that the parser finds something new in each.
     let lines = (0..90).map(|line| format!("{line}. {}\n", "Qu, zigzag elk ".repeat(3 + line % 10)));
     let text: String = lines.collect();
     assert!(text.len() > 8000, "{}", text.len());

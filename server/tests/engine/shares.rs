@@ -1,5 +1,5 @@
-//! Tenants share each step: the rows of one with few take part in every step, those of others take turns. A step of `n` rows
-//! costs `2 + n` here, and a chunk of `n` tokens `2 + n / 2`.
+//! Tenants share each step: the rows of a tenant with few take part in every step, and the rows of others take turns.
+//! Here, a step of `n` rows costs `2 + n`, and a chunk of `n` tokens costs `2 + n / 2`.
 
 use std::collections::HashMap;
 
@@ -8,7 +8,7 @@ use tidegate_server::engine::{EventStream, FinishReason};
 use super::fairness::{ABUSER, ENDLESS, POLITE, Pass, Stage};
 use crate::common::runs::{collect, wait_for};
 
-/// The passes from the first step with a row of `tenant` to the last one.
+/// Returns the passes from the first step with a row of `tenant` to the last.
 fn while_running(stage: &Stage, tenant: u32) -> Vec<Pass> {
     let passes = stage.passes.lock().unwrap();
     let has = |pass: &Pass| matches!(pass, Pass::Step(rows) if rows.iter().any(|(name, _)| *name == tenant));
@@ -16,7 +16,7 @@ fn while_running(stage: &Stage, tenant: u32) -> Vec<Pass> {
     passes[from..=to].to_vec()
 }
 
-/// The rows of the steps among `passes`.
+/// Returns the rows of each decode step among `passes`.
 fn steps(passes: &[Pass]) -> Vec<&[(u32, usize)]> {
     passes.iter().filter_map(|pass| if let Pass::Step(rows) = pass { Some(rows.as_slice()) } else { None }).collect()
 }
@@ -41,7 +41,7 @@ fn one_row_takes_part_in_every_step_and_sixty_others_take_turns() {
     let mut last: HashMap<usize, usize> = HashMap::new();
     for (at, rows) in shared.iter().enumerate() {
         assert_eq!(rows.iter().filter(|(name, _)| *name == POLITE).count(), 1);
-        // Two tenants with one row each: 4, of which the budget is twice as much, of which 2 are the step's base.
+        // A step with one row of each tenant would cost 4. The budget is twice that, and 2 of it are the step's base.
         assert_eq!(rows.len(), 6);
         for (_, slot) in rows.iter().filter(|(name, _)| *name == ABUSER) {
             if let Some(before) = last.insert(*slot, at) {
@@ -52,7 +52,8 @@ fn one_row_takes_part_in_every_step_and_sixty_others_take_turns() {
     assert_eq!(last.len(), 60, "each of the other rows has had its turn");
     assert!(stage.engine.stats().rows_waited > 80 * 55);
 
-    // For some steps after its end, the tenant is expected back; then the other one has all rows in each step.
+    // For some steps after the text ends, the engine expects its tenant back. After that, every step has all the other
+    // rows.
     let after = || -> Vec<usize> {
         let passes = stage.passes.lock().unwrap();
         let all = steps(&passes);
@@ -72,7 +73,7 @@ fn tenants_with_equally_many_rows_do_not_wait_for_each_other() {
     drop(gate);
     assert!(streams.into_iter().flat_map(tokens).all(|tokens| tokens == 300));
     let passes = stage.passes.lock().unwrap();
-    // Until all have slots, one has more than the others.
+    // In the first steps, not all texts have slots yet, so one tenant has more rows than the others.
     assert!(steps(&passes).iter().filter(|rows| rows.len() == 60).count() >= 250);
 }
 
@@ -85,20 +86,20 @@ fn many_texts_get_their_slots_over_several_steps_and_another_tenant_gets_one_at_
     let many = stage.submit_with(ABUSER, 1, 60, ENDLESS).unwrap();
     let third = stage.submit_with(3, 1, 1, (1, 3)).unwrap();
     drop(held);
-    // It is noticed after at most the step that is being made.
+    // The engine notices the request at the latest when the step in progress ends.
     assert!(collect(third.into_iter().next().unwrap()).finish().timings.queue_steps <= 2);
     let resets = |between: &[Pass]| between.iter().filter(|pass| **pass == Pass::Reset).count();
-    // Two are from before the first request.
+    // Two of the resets happened before the first request.
     wait_for("slots for all", || resets(&stage.passes.lock().unwrap()) == 2 + 1 + 60 + 1);
     let passes = stage.passes.lock().unwrap();
     let most = passes.split(|pass| matches!(pass, Pass::Step(_))).map(resets).max();
-    // Four, one for each tenant that has none, and one from before.
+    // Four texts get slots per step, plus one text of each tenant without a slot, plus one from before.
     assert!((4..=8).contains(&most.unwrap()), "{most:?} at once");
     drop(passes);
     drop((polite, many));
 }
 
-/// The lengths of the other tenant's chunks.
+/// Returns the lengths of the chunks of [`ABUSER`].
 fn chunks(stage: &Stage) -> Vec<usize> {
     let length = |pass: &Pass| if let Pass::Chunk(ABUSER, tokens) = pass { Some(*tokens) } else { None };
     stage.passes.lock().unwrap().iter().filter_map(length).collect()
@@ -112,13 +113,13 @@ fn a_long_prompt_is_read_in_short_chunks_beside_a_row_of_another() {
     let long = stage.submit_with(ABUSER, 1, 1, (1201, 1)).unwrap();
     drop(held);
     assert_eq!((tokens(long), tokens(row)), (vec![1], vec![250]));
-    // The budget is 6, one of which is the row's.
+    // Besides the step's base, the budget is 6: 1 for the row, and 5 for a chunk of 6 tokens.
     assert_eq!(chunks(&stage), [6; 200]);
     let shared = while_running(&stage, POLITE);
     let in_a_row = shared.windows(2).filter(|pair| pair.iter().all(|pass| matches!(pass, Pass::Chunk(..)))).count();
     assert_eq!(in_a_row, 0, "the row advances between any two of them");
 
-    // Alone, it is read as fast as possible.
+    // With no other tenant, the prompt is read as fast as possible.
     let stage = Stage::new(4, 300);
     assert_eq!(tokens(stage.submit(ABUSER, 1, (1025, 1)).unwrap()), [1]);
     assert_eq!(chunks(&stage), [256; 4]);
@@ -135,7 +136,7 @@ fn a_chunk_ends_early_if_a_request_of_another_waits() {
     drop(held);
     assert_eq!(collect(polite.into_iter().next().unwrap()).finish().timings.queue_steps, 1);
     assert_eq!(tokens(long), [1]);
-    // Then short ones, until the other tenant is no longer expected back.
+    // The first chunk ends early. The next ones are short while the engine expects the other tenant back.
     assert_eq!(chunks(&stage)[..3], [32, 6, 6]);
 }
 
@@ -144,7 +145,7 @@ fn texts_that_wait_for_their_turn_can_be_cancelled_and_interrupted_at_once() {
     let stage = Stage::new(64, 300);
     let polite = stage.submit(POLITE, 1, ENDLESS).unwrap();
     let stop = polite[0].interrupt();
-    // Its text pauses as soon as nobody reads it.
+    // Reads the text on another thread, because a text that nobody reads pauses.
     let reader = std::thread::spawn(move || tokens(polite));
     let (cancelled, interrupted) =
         (stage.submit(ABUSER, 30, ENDLESS).unwrap(), stage.submit(ABUSER, 30, ENDLESS).unwrap());
@@ -164,7 +165,7 @@ fn texts_that_wait_for_their_turn_can_be_cancelled_and_interrupted_at_once() {
     stop.now();
     assert!(reader.join().unwrap()[0] > 0);
     let passes = stage.passes.lock().unwrap();
-    // One step was being made, and another may have begun.
+    // One step was in progress, and another may have begun.
     for rows in steps(&passes[before + 2..]) {
         assert!(rows.iter().all(|(name, _)| *name == POLITE), "{rows:?}");
     }

@@ -1,4 +1,4 @@
-//! The engine with a scripted encoder-decoder: when sources are read, by which request, and what snapshots keep of them.
+//! The engine with a scripted encoder-decoder: when and by which request sources are read, and what snapshots keep.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -27,7 +27,7 @@ fn run(engine: &EngineHandle, parameters: RequestParameters) -> Run {
     collect(submit(engine, parameters))
 }
 
-/// A turn after `snapshot`, which is encoded and decoded first.
+/// Runs a turn after `snapshot`, which is written to a file and read again first.
 fn turn(engine: &EngineHandle, snapshot: &Snapshot, parameters: RequestParameters) -> (Run, Arc<Snapshot>) {
     let moved = files().decode(&files().encode(snapshot)).unwrap();
     assert_eq!(&moved, snapshot);
@@ -93,7 +93,7 @@ fn a_source_that_requests_share_is_read_once_for_any_number_of_slots() {
     }
 }
 
-/// Requests that have slots but wait for their sources, because those of ten other requests are read first, slowly.
+/// Requests that have slots but wait for their sources, because the slow sources of ten other requests are read first.
 struct Waiting {
     engine: EngineHandle,
     calls: Arc<Mutex<Vec<Call>>>,
@@ -110,12 +110,12 @@ impl Waiting {
         share_prompt(&mut requests);
         let mut others = engine.submit_all(requests).unwrap();
         let streams = others.split_off(10);
-        // The engine gives out all slots before it reads the first source.
+        // The engine assigns all slots before it reads the first source.
         wait_for("the first source", || !sources(&calls).is_empty());
         Self { engine, calls, others, streams }
     }
 
-    /// How often a source of `length` tokens has been read when the others have ended.
+    /// Waits for the other requests to end; returns how often a source of `length` tokens was read.
     fn times_read(self, length: usize) -> usize {
         for other in self.others {
             assert_eq!(collect(other).ids.len(), 1);
@@ -235,7 +235,7 @@ fn an_answer_in_two_turns_equals_the_answer_in_one() {
     assert_eq!(whole.ids, translation(&text, 12));
     assert_eq!((kept.read, kept.pending.len(), kept.tokens()), (512, 1, 513));
     assert_eq!(kept.history, History::of_source(&text).extended(&[FIRST]).extended(&whole.ids[..11]));
-    // A cut at 0 reads only the source.
+    // With a cut at 0, the first turn reads only the source.
     for cut in 0..12 {
         let (first, between) = turn(&here, &Snapshot::empty(5), greedy(&text, cut));
         let (second, end) = turn(&there, &between, greedy(&[], 12 - cut));
@@ -315,7 +315,7 @@ fn a_state_after_a_stop_string_that_begins_within_a_token_has_the_source_and_the
         if !free.text.is_ascii() || bytes(10) != free.text.len() {
             continue;
         }
-        // The fifth token's last letter and the sixth's first.
+        // The stop string is the fifth token's last letter and the sixth token's first.
         let (start, end) = (bytes(4), bytes(5));
         let (shown, stop) = (&free.text[start..end - 1], &free.text[end - 1..=end]);
         let match_starts_earlier = free.text[..start].ends_with(&stop[..1]);
@@ -347,7 +347,7 @@ fn invalid_sources_are_refused() {
     let words =
         "prompt_logprobs must be absent where the prompt is a source, which the model does not predict, found it";
     assert_eq!(refused(scored), words);
-    // A text without a source would fail the step that it shares with other texts.
+    // A text without a source would make the step fail for all texts that share it.
     let crafted = Snapshot { pending: vec![5], ..Snapshot::empty(1) };
     for started in [Snapshot::empty(1), crafted] {
         let start = Start::Session(Arc::new(started));

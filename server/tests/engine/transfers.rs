@@ -1,5 +1,5 @@
-//! Transfers of states that take time: only the request whose state is in transfer waits, no other request gets its slot
-//! meanwhile, and the results equal those of instant transfers.
+//! State transfers that take time. Only the request whose state is in transfer waits, no other request gets its slot
+//! meanwhile, and the results are the same as with instant transfers.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
@@ -41,18 +41,18 @@ fn submit(engine: &EngineHandle, parameters: RequestParameters) -> EventStream {
     engine.submit(Request::new(parameters, &LIMITS).unwrap()).unwrap()
 }
 
-/// A turn of a session whose last token is 9.
+/// Returns a turn of a session whose last token is 9.
 fn turn(prompt: &[u32], max_tokens: usize) -> RequestParameters {
     let start = Start::Session(Arc::new(Snapshot { state: vec![9.0], read: 1, ..Snapshot::empty(0) }));
     RequestParameters { start, snapshot: true, ..greedy(prompt, max_tokens) }
 }
 
-/// A text that continues until its stream is dropped.
+/// Starts a text that continues until its stream is dropped.
 fn endless(engine: &EngineHandle) -> EventStream {
     submit(engine, RequestParameters { ignore_eos: true, ..greedy(&[1], 1_000_000) })
 }
 
-/// Reads more tokens than channels can hold, so that the engine must have generated some of them meanwhile.
+/// Reads more tokens than the channel can hold, so the engine must have generated some of them meanwhile.
 fn wait_for_tokens(stream: &mut EventStream) {
     let mut tokens = 0;
     while tokens < 1_000 {
@@ -69,28 +69,28 @@ fn wait_for_polls(transfers: &Transfers) {
     wait_for("the engine's loop", || transfers.polls() > polls + 3);
 }
 
-/// Whether the stream has no unread event.
+/// Returns whether the stream has no unread event.
 fn is_silent(stream: &mut EventStream) -> bool {
     stream.poll_next(&mut Context::from_waker(Waker::noop())).is_pending()
 }
 
-/// The part of a result that must not depend on the duration of transfers.
+/// Returns the parts of a result that must not depend on how long transfers take.
 fn outcome(run: &Run) -> impl PartialEq + std::fmt::Debug + use<> {
     let snapshot = run.end.as_ref().and_then(|end| end.as_ref().ok()?.snapshot.clone());
     let end = format!("{:?}", run.end.as_ref().map(|end| end.as_ref().map(|finish| finish.reason)));
     (run.text.clone(), run.ids.clone(), run.logprobs.clone(), run.prompt_logprobs.clone(), snapshot, end)
 }
 
-/// A request, and how many transfers and tokens come before the transfer that a test looks at.
+/// Returns requests, each with the number of transfers and of tokens before the transfer under test.
 fn all_kinds() -> [(RequestParameters, usize, usize); 5] {
     let [amid, prompt] = [Some(1), None].map(|mark| kept_at(mark, greedy(&[1, 2, 3], 2)).0);
-    // Its fourth token may be the beginning of the stop string.
+    // This request's fourth token may begin the stop string.
     let with_stop = RequestParameters { stop: vec!["ez".into()], ..turn(&[u32::from(b'a')], 6) };
     let end = RequestParameters { snapshot: true, ..greedy(&[1, 2, 3], 2) };
     [(turn(&[3], 2), 0, 0), (amid, 0, 0), (prompt, 0, 0), (with_stop, 1, 4), (end, 0, 2)]
 }
 
-/// Submits a request and waits until it is in the transfer to look at; returns its stream and the tokens read so far.
+/// Submits a request and waits for its transfer under test; returns its stream and the number of tokens read so far.
 fn started_transfer(
     setup: &Setup,
     (parameters, transfers, tokens): (RequestParameters, usize, usize),
@@ -222,7 +222,7 @@ fn the_engine_ends_when_its_device_is_lost_during_a_transfer() {
 
 #[test]
 fn a_client_does_not_stall_while_the_engine_waits_for_a_transfer() {
-    // The last token does not fit into the channel, so the client is behind, and with a limit of 0 at once for too long.
+    // The last token does not fit into the channel, so the client is behind. A limit of 0 makes that a stall at once.
     let setup = setup_with(1, EngineOptions { stall_limit: Duration::ZERO, ..EngineOptions::default() });
     setup.transfers.pause();
     let started = setup.transfers.started();
@@ -256,7 +256,7 @@ fn a_turn_that_continues_in_its_slot_needs_no_import() {
     transfers.check();
 }
 
-/// Requests with the same prompt and start.
+/// Submits requests that share their prompt and start.
 fn shared(engine: &EngineHandle, count: usize) -> Vec<EventStream> {
     let start = Start::Prefix(Arc::new(Snapshot { state: vec![9.0], read: 2, ..Snapshot::default() }));
     let of = |_| RequestParameters { start: start.clone(), ..greedy(&[&[1; 600][..], &[40]].concat(), 2) };
@@ -314,7 +314,7 @@ fn if_the_client_of_the_reading_request_disconnects_before_the_export_the_next_r
     transfers.check();
 }
 
-/// An engine around the shipped decoder.
+/// Starts an engine with the shipped decoder, wrapped by `wrap`.
 fn decoder<M: LanguageModel + 'static>(wrap: impl FnOnce(ModelRunner<Decoder>) -> M) -> EngineHandle {
     let decoder = tidegate_model::checkpoint::load(&checkpoint(), &Device::Cpu).unwrap();
     let pool = decoder.new_pool(4).unwrap();
@@ -328,8 +328,8 @@ fn decoder<M: LanguageModel + 'static>(wrap: impl FnOnce(ModelRunner<Decoder>) -
     spawn(model, rules, EngineOptions::default()).unwrap().0
 }
 
-/// Two turns of conversations: shared prompts, prompts with log probabilities, answers with and without stop strings. Each text
-/// with the snapshots of its prompt.
+/// Runs two turns of several conversations: shared prompts, prompts with log probabilities, and answers with and
+/// without stop strings. Returns each result with the snapshots of its prompt.
 fn conversations(engine: &EngineHandle, limits: &Limits) -> Vec<(Run, Arc<Taken>)> {
     let encode = |text: &str| runs::shipped().tokenizer.encode(text).unwrap();
     let sampling = |seed| SamplingParams { temperature: 1.0, seed, ..SamplingParams::default() };

@@ -1,4 +1,5 @@
-//! A client that does, at once and for as long as it lives, everything that has ever cost other clients their answers.
+//! An abusive client. Until it is dropped, it does at the same time everything that has ever cost other clients their
+//! answers.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -12,17 +13,17 @@ use serde_json::{Value, json};
 
 use super::Request;
 
-/// Connections that are opened and never used.
+/// Number of connections that are opened and never used.
 const IDLE_SOCKETS: usize = 600;
 /// How long a client waits before it disconnects in the middle of an answer.
 const IMPATIENCE: Duration = Duration::from_millis(500);
-/// Just below the default of `--max-body-bytes`.
+/// Length of the longest prompts in bytes, just below the default of `--max-body-bytes`.
 const LARGEST_PROMPT: usize = (4 << 20) - 1024;
 
-/// How many answers of each status each kind of abuse has got; 0 stands for a connection that ended without an answer.
+/// Number of answers by kind of abuse and status. Status 0 is a connection that ended without an answer.
 pub(crate) type Tally = BTreeMap<(&'static str, u16), usize>;
 
-/// The running abuse. Ends when it is dropped.
+/// The running abuse. It ends when this is dropped.
 pub(crate) struct Abuse {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
@@ -32,7 +33,7 @@ struct Shared {
     address: String,
     key: String,
     ended: AtomicBool,
-    /// Numbers the requests, so that no two of them are equal.
+    /// Numbers the requests, so that no two are equal.
     count: AtomicUsize,
     tally: Mutex<Tally>,
 }
@@ -78,7 +79,7 @@ impl Abuse {
         Self { shared, threads: threads.into() }
     }
 
-    /// The answers so far.
+    /// Returns the answers so far.
     pub(crate) fn tally(&self) -> Tally {
         self.shared.tally.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -119,7 +120,7 @@ impl Shared {
         reply.and_then(|reply| serde_json::from_slice(&reply.body).ok()).unwrap_or_default()
     }
 
-    /// Sends a request, and disconnects without reading the answer.
+    /// Sends a request, and disconnects after a while without reading the answer.
     fn send_and_leave(&self, kind: &'static str, request: &Request) {
         if let Ok(mut socket) = TcpStream::connect(&self.address)
             && socket.write_all(&request.bytes(&self.address)).is_ok()
@@ -130,25 +131,25 @@ impl Shared {
     }
 }
 
-/// Regular expressions that take minutes and gigabytes to compile.
+/// Sends a regular expression that takes minutes and gigabytes to compile.
 fn slow_grammars(shared: &Shared) {
     let regex = format!("{}{}x", ".*".repeat(7900), shared.next());
     let body = json!({"prompt": "Once", "max_tokens": 4, "regex": regex});
     shared.send("grammars", &shared.request("POST", "/v1/completions", &body));
 }
 
-/// Prompts of megabytes.
+/// Sends a prompt of megabytes.
 fn oversized(shared: &Shared, path: &'static str, body: fn(String) -> Value) {
     shared.send(path, &shared.request("POST", path, &body("1".repeat(LARGEST_PROMPT))));
 }
 
-/// Far more text in one request than a share of the slots.
+/// Requests far more texts at once than this client's share of the slots.
 fn many_texts(shared: &Shared) {
     let body = json!({"prompt": "Once", "max_tokens": 15_000, "n": 128, "ignore_eos": true});
     shared.send_and_leave("many texts", &shared.request("POST", "/v1/completions", &body));
 }
 
-/// A turn that goes on without its client, on a session that is then deleted.
+/// Starts a turn that continues without its client, and deletes the session half of the time.
 fn endless_turns(shared: &Shared) {
     let created = shared.send("sessions", &shared.request("POST", "/v1/sessions", &json!({"text": "Once"})));
     let Some(id) = created["id"].as_str() else { return };
@@ -159,7 +160,7 @@ fn endless_turns(shared: &Shared) {
     }
 }
 
-/// Large results that are kept for their idempotency keys.
+/// Requests large results that are stored under idempotency keys.
 fn receipts(shared: &Shared) {
     let id = shared.next();
     let body = json!({"prompt": "Once upon a time ".repeat(2000), "max_tokens": 1, "echo": true});
@@ -167,13 +168,13 @@ fn receipts(shared: &Shared) {
     shared.send("receipts", &request);
 }
 
-/// Answers of which every token has 20 alternatives.
+/// Requests answers with 20 alternatives for every token.
 fn log_probabilities(shared: &Shared) {
     let body = json!({"prompt": "Once", "max_tokens": 12_000, "ignore_eos": true, "logprobs": 20, "n": 2});
     shared.send_and_leave("log probabilities", &shared.request("POST", "/v1/completions", &body));
 }
 
-/// Connections that never send anything.
+/// Opens connections that never send anything.
 fn idle_sockets(shared: &Shared) {
     let sockets: Vec<_> = (0..IDLE_SOCKETS).filter_map(|_| TcpStream::connect(&shared.address).ok()).collect();
     *shared.tally.lock().unwrap_or_else(PoisonError::into_inner).entry(("idle sockets", 0)).or_default() +=

@@ -1,4 +1,4 @@
-//! The real server as a process that can be killed, and a small HTTP client. Used by tests and benchmarks.
+//! The real server as a process that can be killed, and a small HTTP client. Tests and benchmarks use it.
 #![allow(dead_code, reason = "each program uses its own part")]
 
 pub(crate) mod abuse;
@@ -27,7 +27,7 @@ impl Server {
     /// Starts a server with the data folder `data` and waits until it is ready. Its log is a file next to the folder.
     pub(crate) fn start(data: &Path, flags: &[&str]) -> Self {
         let (began, log) = (Instant::now(), data.with_extension("log"));
-        // From now on, the process is killed however this function ends.
+        // From now on, the process is killed no matter how this function ends.
         let mut server = Self { child: spawn(data, flags), address: String::new(), start_up: Duration::ZERO };
         let logged = || std::fs::read_to_string(&log).unwrap_or_default();
         while began.elapsed() < Duration::from_mins(2) {
@@ -63,7 +63,7 @@ impl Server {
         let _ = self.child.wait();
     }
 
-    /// The process id.
+    /// Returns the process id.
     pub(crate) fn process(&self) -> u32 {
         self.child.id()
     }
@@ -82,7 +82,7 @@ impl Drop for Server {
     }
 }
 
-/// Starts a server without waiting. `TIDEGATE_BINARY` names another program than the one just built.
+/// Starts a server without waiting for it. `TIDEGATE_BINARY` names another program than the one just built.
 pub(crate) fn spawn(data: &Path, flags: &[&str]) -> Child {
     let built = || env!("CARGO_BIN_EXE_tidegate").into();
     Command::new(std::env::var_os("TIDEGATE_BINARY").unwrap_or_else(built))
@@ -124,7 +124,7 @@ impl Request {
         self
     }
 
-    /// The head and the body as they are sent.
+    /// Returns the head and the body as they are sent.
     pub(crate) fn bytes(&self, address: &str) -> Vec<u8> {
         let Self { method, path, headers, body } = self;
         let length = body.len();
@@ -203,7 +203,7 @@ impl Reply {
         }
     }
 
-    /// Time to the first event of a stream.
+    /// Returns the time to the first event of a stream.
     pub(crate) fn first(&self) -> Option<Duration> {
         self.arrivals.first().copied()
     }
@@ -216,7 +216,7 @@ impl Reply {
         serde_json::from_slice(&self.body).unwrap_or_else(|_| panic!("no JSON: {}", self.text()))
     }
 
-    /// The JSON objects of an answer, whether streamed or in one piece.
+    /// Returns the JSON objects of an answer, whether it was streamed or not.
     pub(crate) fn chunks(&self) -> Vec<Value> {
         let text = self.text();
         if text.starts_with('{') {

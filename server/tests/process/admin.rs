@@ -1,4 +1,4 @@
-//! The admin address: health, readiness and metrics beside the API.
+//! `--admin-addr`: health, readiness and metrics on an address of their own.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 const KEY: &str = "sk-0123456789abcdef";
 
-/// A server with an admin address, and that address.
+/// Starts a server with an admin address, and returns both.
 fn start(folder: &std::path::Path, flags: &[&str]) -> (Server, String) {
     let data = folder.join("data");
     let server = Server::start(&data, &[&["--admin-addr", "127.0.0.1:0"][..], flags].concat());
@@ -62,7 +62,7 @@ fn the_admin_address_answers_when_the_api_has_no_connection_left() {
         })
         .collect();
     assert_eq!(["/livez", "/health", "/ready", "/metrics"].map(|path| status(&admin, path)), [200; 4]);
-    // Idle connections do not keep it from answering either.
+    // Idle connections to the admin address do not block it either.
     let _idle: Vec<TcpStream> = (0..200).map(|_| TcpStream::connect(&admin).unwrap()).collect();
     assert_eq!(status(&admin, "/health"), 200);
     drop(streams);

@@ -1,4 +1,5 @@
-//! The program with nothing beside it: the shipped model, which it contains, and the health check of images without a shell.
+//! The program on its own: the shipped model, which is embedded in the binary, and `tidegate health`, the health check
+//! of images without a shell.
 
 use std::fs;
 use std::io::Write as _;
@@ -9,7 +10,7 @@ use std::process::{Command, Output};
 
 use crate::live::Server;
 
-/// Writes five tokens with the shipped model, which is unpacked into `cache` or else into `temporary`.
+/// Generates five tokens with the shipped model, which is unpacked into `cache` or, if that fails, into `temporary`.
 fn generate(cache: &Path, temporary: &Path) -> Output {
     Command::new(env!("CARGO_BIN_EXE_tidegate"))
         .args(["generate", "Once upon a time", "--device", "cpu", "--seed", "5", "--max-tokens", "5", "--ignore-eos"])
@@ -37,7 +38,7 @@ fn the_model_comes_out_of_the_program() {
     let [version] = &entries(&cache.path().join("tidegate"))[..] else { panic!("one version in the cache") };
     assert!(version.join("tidegate-tiny/model.safetensors").is_file());
 
-    // The folder is a file, so nothing can be written into it.
+    // A file in place of the cache folder, so nothing can be written into it.
     let closed = temporary.path().join("file");
     fs::write(&closed, b"").unwrap();
     let second = generate(&closed, temporary.path());
@@ -55,7 +56,7 @@ fn the_model_comes_out_of_the_program() {
     );
 }
 
-/// What `tidegate health` says about the server that these flags describe; nothing if it is ready.
+/// Runs `tidegate health` with these flags. The error is its standard error, if the server is not ready.
 fn health(flags: &[&str], admin: &str) -> Result<(), String> {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
     let output = command.arg("health").args(flags).env("TIDEGATE_ADMIN_ADDR", admin).output().unwrap();
@@ -89,7 +90,7 @@ fn health_says_why_a_server_is_not_ready() {
         let address = listener.local_addr().unwrap().to_string();
         let server = std::thread::spawn(move || {
             let (mut socket, _) = listener.accept().unwrap();
-            // The request is read, because a connection that is closed with unread bytes is reset.
+            // Reads the request, because closing a connection with unread bytes resets it.
             let _ = std::io::Read::read(&mut socket, &mut [0; 1024]).unwrap();
             socket.write_all(answer).unwrap();
         });

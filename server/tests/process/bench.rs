@@ -5,10 +5,10 @@ use std::process::{Command, Output};
 
 use serde_json::Value;
 
-/// Flags of a measurement that is as brief as possible.
+/// Flags of the briefest possible measurement.
 const BRIEF: [&str; 6] = ["--device", "cpu", "--steps", "2", "--rounds", "1"];
 
-/// Measures the shipped checkpoint, or what `args` name, as briefly as possible.
+/// Runs the briefest possible measurement of the shipped checkpoint, or of what `args` name.
 fn bench(args: &[&str]) -> Output {
     run(&[&BRIEF[..], args].concat())
 }
@@ -65,7 +65,7 @@ fn json_contains_every_case_with_its_share_of_the_roofline() {
             let rows = number("batch");
             (number("weight_bytes") + 2.0 * rows * number("state_bytes")) / rows / number("read_bandwidth")
         } else {
-            // The matrices of six layers for each token, and the head's for one of the sixteen.
+            // Each token goes through the matrices of six layers, and one of the sixteen through the output head.
             let layer = 256.0 * (4.0 * 256.0 + 4.0 + 3.0 * 704.0);
             2.0 * (6.0 * layer + 4096.0 * 256.0 / 16.0) / number("fma_peak")
         };
@@ -92,7 +92,7 @@ fn a_shape_has_random_weights() {
     let line: Value = serde_json::from_str(&text).unwrap();
     assert_eq!((&line["shape"], &line["weights"], &line["state"]), (&"12m".into(), &"bf16".into(), &"bf16".into()));
     let (parameters, bytes) = (line["parameters"].as_f64().unwrap(), line["weight_bytes"].as_f64().unwrap());
-    // Large matrices in bf16 are packed into 12 bits a weight where the machine has a kernel for it.
+    // Large matrices in bf16 are packed into 12 bits per weight where the machine has a kernel for it.
     assert!((12e6..14e6).contains(&parameters) && (1.5..2.1).contains(&(bytes / parameters)), "{line}");
 }
 
@@ -104,7 +104,7 @@ fn softmax_attends_to_a_random_past() {
     assert_eq!(lines.len(), 8);
     for line in &lines[..4] {
         assert_eq!((&line["mixer"], &line["past"]), (&"softmax".into(), &"drawn".into()), "{line}");
-        // Six layers of four heads: keys and values of the window of 768.
+        // Six layers of four heads: keys and values of a window of 768 tokens.
         assert_eq!(line["state_bytes"], 6 * 4 * 2 * 768 * 64 * 4, "{line}");
     }
     assert!(lines[4..].iter().all(|line| (&line["mixer"], &line["past"]) == (&"rfa-gate".into(), &"read".into())));

@@ -1,4 +1,4 @@
-//! `tidegate chat` with lines from a pipe: turns, branches, files, and what is kept.
+//! `tidegate chat` with lines from a pipe: turns, branches, files, and what is stored.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -9,10 +9,10 @@ use serde_json::Value;
 
 use crate::live::Server;
 
-/// The flags of a server that reads what was kept.
+/// The flags shared with a server that reads the stored conversations.
 const SERVER: [&str; 4] = ["--device", "cpu", "--threads", "1"];
 
-/// A process whose answers have so many tokens.
+/// A `tidegate` command whose answers have exactly `tokens` tokens.
 fn tidegate(command: &str, tokens: &str) -> Command {
     let mut tidegate = Command::new(env!("CARGO_BIN_EXE_tidegate"));
     tidegate.args([command, "--max-tokens", tokens, "--ignore-eos"]).args(SERVER).current_dir(std::env::temp_dir());
@@ -20,7 +20,7 @@ fn tidegate(command: &str, tokens: &str) -> Command {
     tidegate
 }
 
-/// What a process has printed.
+/// The exit code of a process, and what it printed.
 struct Talk {
     code: Option<i32>,
     answers: String,
@@ -29,14 +29,14 @@ struct Talk {
 
 impl Talk {
     fn of(mut child: Child, lines: &str) -> Self {
-        // A process that has ended already reads nothing, and says why.
+        // Fails if the process has already ended; its output says why.
         let _ = child.stdin.take().unwrap().write_all(lines.as_bytes());
         let output = child.wait_with_output().unwrap();
         let [answers, notes] = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap());
         Self { code: output.status.code(), answers, notes }
     }
 
-    /// The id of the conversation, which the last line names.
+    /// Returns the id of the conversation, which the last line names.
     fn session(&self) -> String {
         let last = self.notes.lines().last().unwrap_or_default();
         let id =
@@ -46,7 +46,7 @@ impl Talk {
         id.to_owned()
     }
 
-    /// The last tree that was drawn.
+    /// Returns the lines of the last tree drawn.
     fn tree(&self) -> Vec<&str> {
         let lines: Vec<&str> = self.answers.lines().collect();
         let start = lines.iter().rposition(|line| line.ends_with("  0 tokens")).unwrap();
@@ -54,7 +54,7 @@ impl Talk {
     }
 }
 
-/// A conversation of these lines that is kept in `data`.
+/// Runs a conversation of these lines, stored in `data`.
 fn chat(data: &Path, flags: &[&str], lines: &str) -> Talk {
     Talk::of(tidegate("chat", "6").arg("--data-dir").arg(data).args(flags).spawn().unwrap(), lines)
 }
@@ -71,7 +71,7 @@ fn a_conversation_goes_on_in_another_process_as_if_it_had_never_ended() {
     assert!(!first.answers.trim().is_empty() && !second.answers.trim().is_empty());
     assert_eq!(whole.answers, first.answers + &second.answers);
     assert!(whole.notes.contains(&format!("--data-dir {}", data.path().display())), "{}", whole.notes);
-    // The answers of FLAGS are cut off.
+    // `--max-tokens` cuts the answers off, so the last one can be continued.
     let more = chat(data.path(), &["--session", &id], "/more\n");
     assert!(more.code == Some(0) && !more.answers.trim().is_empty(), "{}", more.notes);
 
@@ -95,7 +95,7 @@ fn branches_are_drawn_and_a_wrong_command_changes_nothing() {
     assert!(owl.starts_with("│ o ") && owl.ends_with("\"The owl\""), "{owl}");
     assert!(mouse.starts_with("└─* ") && mouse.ends_with("\"The mouse\"  [night]"), "{mouse}");
 
-    // The first branch is where it was before the fork, and a version can be named as the tree shows it.
+    // The first branch has not moved since the fork, and a version can be named as the tree shows it.
     let first = fox.split('[').nth(1).unwrap().trim_end_matches(']');
     let owl = owl.split_whitespace().nth(2).unwrap();
     let lines = format!("/switch {first}\n/rewind\n/switch night\n/rewind {owl}\n/tree\n");
@@ -169,7 +169,7 @@ fn an_interrupt_ends_the_answer_and_keeps_what_was_shown() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let mut child = tidegate("chat", "1000000").arg("--data-dir").arg(&data).spawn().unwrap();
-    // The pipe stays open: it is the interrupt that ends the conversation.
+    // The pipe stays open, so only the interrupt ends the conversation.
     let mut input = child.stdin.take().unwrap();
     input.write_all(b"Once upon a time\nThe fox\n").unwrap();
     let (mut shown, mut output) = (vec![0; 100], child.stdout.take().unwrap());
@@ -189,7 +189,7 @@ fn an_interrupt_ends_the_answer_and_keeps_what_was_shown() {
     assert_eq!(answer.trim_end(), String::from_utf8(shown).unwrap().trim_end());
 }
 
-/// The shipped checkpoint without its chat template.
+/// Writes a copy of the shipped checkpoint without its chat template.
 fn without_template(folder: &Path) -> PathBuf {
     let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("../weights/checkpoints/tidegate-tiny");
     let plain = folder.join("plain");

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 fn tidegate() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
-    // The shipped model needs no folder of the source tree.
+    // Outside the source tree, because the shipped model needs no files.
     command.current_dir(std::env::temp_dir()).env("TIDEGATE_LOG_FORMAT", "json").stdin(Stdio::null());
     command
 }
@@ -23,7 +23,7 @@ impl Drop for Server {
     }
 }
 
-/// The log lines up to and including the first whose message begins with `start`.
+/// Returns the log lines up to and including the first whose message begins with `start`.
 fn log_until(lines: &mut impl Iterator<Item = std::io::Result<String>>, start: &str) -> Vec<Value> {
     let mut log: Vec<Value> = Vec::new();
     for line in lines {
@@ -169,7 +169,7 @@ fn flags_come_from_a_file_unless_they_are_given() {
         let output = tidegate().arg("--config").arg(&file).args(args).output().unwrap();
         (output.status.code(), String::from_utf8(output.stderr).unwrap())
     };
-    // The file's model is not there, so the server stops.
+    // The model named in the file does not exist, so the server stops.
     let (code, error) = serve("model = \"/nowhere\"\nport = 0\ndata-dir = \"/dev/null/x\"", &[]);
     assert!(code == Some(1) && error.contains("error: --data-dir /dev/null/x must be"), "{error}");
     let data = folder.path().display().to_string();

@@ -1,5 +1,5 @@
-//! `--device` as a process sees it, on a machine without a GPU, or with those that it has hidden: what is refused with
-//! which words and exit code, and what serves instead where anything may.
+//! `--device` and `--backend` without a GPU (those of the machine are hidden): the messages and exit codes of refusals,
+//! and the fallback to the CPU where any device may serve.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Output, Stdio};
@@ -12,12 +12,12 @@ const CUDA: bool = cfg!(feature = "cuda");
 fn tidegate(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
     command.args(args).current_dir(std::env::temp_dir()).stdin(Stdio::null());
-    // A driver that is there shows no device then.
+    // Hides the devices of an installed driver.
     command.env("CUDA_VISIBLE_DEVICES", "-1").env_remove("TIDEGATE_DEVICE").env_remove("TIDEGATE_MODEL");
     command
 }
 
-/// Exit code, standard output and standard error.
+/// Returns the exit code, standard output and standard error.
 fn ended(output: Output) -> (Option<i32>, String, String) {
     let text = |bytes| String::from_utf8(bytes).unwrap();
     (output.status.code(), text(output.stdout), text(output.stderr))
@@ -47,7 +47,7 @@ fn a_device_that_is_not_there_is_refused_with_an_exit_code_of_its_own() {
     }
 }
 
-/// The same prompt and seed give a text on either backend; what only one of them has is refused with the flag.
+/// A flag or a variable chooses candle, with the same text; a device that a backend does not support is refused.
 #[test]
 fn the_backend_is_chosen_by_its_flag_or_variable() {
     let (code, text, error) = ended(tidegate(&GENERATE).args(["--backend", "candle"]).output().unwrap());
@@ -104,7 +104,7 @@ fn any_device_is_the_cpu_where_there_is_no_other() {
     for more in [&["--device", "auto"][..], &[]] {
         let (code, text, error) = ended(tidegate(&GENERATE).args(more).output().unwrap());
         assert_eq!((code, &text), (Some(0), &on_cpu), "{error}");
-        // Who built it without CUDA knows it.
+        // A build without CUDA has no other device to try, so it does not warn.
         assert_eq!(error.contains("using the CPU: "), CUDA, "{error}");
     }
     let (code, text, error) = ended(tidegate(&BENCH).arg("--output=json").output().unwrap());

@@ -1,4 +1,4 @@
-//! `--draft-model`: the server's flag, and what it refuses.
+//! `--draft-model`: what the flag does, and what it refuses.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,7 +11,7 @@ fn shipped() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../weights/checkpoints/tidegate-tiny")
 }
 
-/// The value of a metric.
+/// Returns the value of a metric.
 fn metric(server: &Server, name: &str) -> u64 {
     let metrics = get(&server.address, "/metrics").unwrap().text();
     let line =
@@ -37,7 +37,8 @@ fn a_draft_model_proposes_what_the_model_writes() {
     });
     assert_eq!(plain.0, drafted.0);
     assert_eq!(plain.1, [0, 0]);
-    // As large as the model, it does not pay; the first steps find that out.
+    // The draft model is the served model: all its tokens are kept, but it is too slow to pay off, as the first steps
+    // measure.
     let [read, kept] = drafted.1;
     assert!(read > 0 && kept == read, "{kept} of {read}");
 }

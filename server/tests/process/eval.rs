@@ -1,4 +1,4 @@
-//! `tidegate eval` as a process: for every kind of model, its scores equal the log probabilities that the server returns.
+//! `tidegate eval` as a process: for every kind of model, its scores equal the log probabilities from the server.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -36,8 +36,8 @@ fn shipped() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../weights/checkpoints/tidegate-tiny")
 }
 
-/// Returns the total loss of the documents and the number of predicted tokens, as the server scores prompts with `echo`. The
-/// tokens `around` come before and after each document.
+/// Returns the total loss of the documents and the number of predicted tokens, as the server scores prompts with
+/// `echo`. The tokens `around` come before and after each document.
 fn scored_by_the_server(model: &Path, flags: &[&str], documents: &[&str], around: [u64; 2]) -> (f64, usize) {
     let data = tempfile::tempdir().unwrap();
     let model = ["--model", model.to_str().unwrap(), "--device", "cpu"];
@@ -74,7 +74,7 @@ fn scores_are_those_that_the_server_gives_to_prompts() {
         (shipped(), &["--backend", "candle"], [0, 0]),
         (mamba2, &[], [0, 0]),
         (rwkv7.path().into(), &[], [2, 2]),
-        // "User" is the second of the words.
+        // "User" is the second word after the 256 single bytes of the vocabulary.
         (begins.path().into(), &[], [258, 2]),
     ] {
         let (nats, tokens) = scored_by_the_server(&model, flags, &documents, around);
@@ -96,12 +96,12 @@ fn a_limit_ends_within_a_document() {
     let file = folder.path().join("text.txt");
     std::fs::write(&file, "a<|endoftext|>Once upon a time there was a king.").unwrap();
     let all = score(&shipped(), &file, &[]);
-    // "a" and its end are two of them.
+    // "a" and the token that ends its document are two of the four.
     let few = score(&shipped(), &file, &["--limit", "4"]);
     assert_eq!((&few["documents"], &few["tokens"], &few["bytes"]), (&2.into(), &4.into(), &10.into()), "{few}");
     assert_eq!(few["model"], "tidegate-tiny");
     assert_eq!(score(&shipped(), &file, &["--limit", "1000"])["nats"], all["nats"]);
-    // The end of the first document is the end of what is predicted.
+    // The limit is reached exactly at the end of the first document.
     let first = score(&shipped(), &file, &["--limit", "2"]);
     assert_eq!((&first["documents"], &first["bytes"]), (&1.into(), &1.into()), "{first}");
     assert!(refused(&shipped(), &file, &["--limit", "0"]).contains("--limit"));
@@ -121,7 +121,7 @@ fn without_tokens_around_a_text_its_first_token_is_not_predicted() {
     let file = folder.path().join("text.txt");
     std::fs::write(&file, "a<|endoftext|>aaa").unwrap();
     let found = score(model.path(), &file, &[]);
-    // Each letter is a token here. "a" has nothing to predict, "aaa" its second and third letter.
+    // Each letter is a token here. In "a" nothing can be predicted, in "aaa" the second and third letter.
     assert_eq!((&found["documents"], &found["tokens"], &found["bytes"]), (&1.into(), &2.into(), &2.into()), "{found}");
     std::fs::write(&file, "a").unwrap();
     assert!(refused(model.path(), &file, &[]).contains("nothing to predict"));

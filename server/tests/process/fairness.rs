@@ -1,5 +1,5 @@
-//! One key that abuses the server in every known way at once, beside one that sends short requests: on the real server
-//! with its default settings.
+//! Fairness on the real server with default settings: one key abuses it in every known way at once, while another sends
+//! short requests.
 
 use std::path::Path;
 
@@ -11,10 +11,10 @@ use crate::live::{Reply, Request, Server};
 const POLITE: &str = "polite-key-0123456789";
 const ABUSIVE: &str = "abusive-key-0123456789";
 
-/// Requests of the polite key.
+/// Minimum number of requests of the polite key.
 const REQUESTS: usize = 40;
 
-/// Most requests of the polite key.
+/// Maximum number of requests of the polite key.
 const MOST_REQUESTS: usize = 50 * REQUESTS;
 
 /// Bound on resident memory with default settings, as documented in docs/operations.md.
@@ -36,7 +36,7 @@ fn an_abusive_key_costs_others_nothing_and_the_server_no_more_than_its_bound() {
         let tally = abuse.tally();
         kinds.into_iter().filter(|kind| !tally.keys().any(|(name, _)| name == kind)).collect::<Vec<_>>()
     };
-    // The polite key is served so much faster that it may have to wait for the abuse.
+    // The polite key is served so much faster that it may need more requests until all kinds of abuse have an answer.
     for n in (0..MOST_REQUESTS).take_while(|n| *n < REQUESTS || !unseen().is_empty()) {
         let reply = polite(&server, n);
         assert_eq!(reply.status, 200, "request {n}: {}", reply.text());
@@ -52,7 +52,7 @@ fn an_abusive_key_costs_others_nothing_and_the_server_no_more_than_its_bound() {
     assert!(served.iter().all(|((_, status), _)| *status == 503), "an error of the server: {tally:?}");
 }
 
-/// A short request; every fourth with a grammar that the server has not seen.
+/// Sends a short request; every fourth has a grammar that the server has not seen.
 fn polite(server: &Server, n: usize) -> Reply {
     let mut body = json!({"prompt": format!("Once upon a time, {n}"), "max_tokens": 8, "seed": n});
     // Neither text can end before its eighth token.
@@ -65,7 +65,7 @@ fn polite(server: &Server, n: usize) -> Reply {
     request.send(&server.address).unwrap()
 }
 
-/// The most memory that a process has had resident, in KiB.
+/// Returns the peak resident memory of a process, in KiB.
 fn peak_memory(process: u32) -> u64 {
     let status = std::fs::read_to_string(Path::new("/proc").join(process.to_string()).join("status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();

@@ -1,4 +1,4 @@
-//! The `tidegate` command with API keys and a certificate: its messages at the start, what it must not reveal, and
+//! The `tidegate` command with API keys and a certificate: its startup messages, what it must not reveal, and
 //! reloading on SIGHUP.
 
 use std::io::{BufRead, BufReader, Read, Write};
@@ -40,7 +40,7 @@ impl Server {
         Self { child, lines, log: String::new() }
     }
 
-    /// Waits for a line of the log.
+    /// Waits for a log line that contains `words`, and returns it.
     fn until(&mut self, words: &str) -> String {
         while let Ok(line) = self.lines.recv_timeout(Duration::from_mins(1)) {
             self.log.push_str(&line);
@@ -58,7 +58,7 @@ impl Server {
     }
 }
 
-/// The status of a request with this key.
+/// Returns the status of a request with this key.
 fn status(address: &str, key: &str) -> String {
     let mut socket = TcpStream::connect(address).unwrap();
     let head =

@@ -1,4 +1,4 @@
-//! The log as JSON: whose request each line is about, and what happens to sessions.
+//! The log as JSON: the client and key behind each line, and the events of sessions.
 
 use std::fs;
 
@@ -8,13 +8,13 @@ use crate::live::{Request, Server};
 
 const KEY: &str = "sk-0123456789abcdef";
 
-/// A server whose log is JSON; `flags` are further ones.
+/// Starts a server whose log is JSON, with further `flags`.
 fn start(folder: &std::path::Path, flags: &[&str]) -> Server {
     let common = ["--device", "cpu", "--threads", "1", "--log-format", "json"];
     Server::start(&folder.join("data"), &[&common[..], flags].concat())
 }
 
-/// The complete lines of the log.
+/// Returns the complete lines of the log.
 fn lines(folder: &std::path::Path) -> Vec<Value> {
     let log = fs::read_to_string(folder.join("data.log")).unwrap();
     let (whole, _) = log.rsplit_once('\n').unwrap();

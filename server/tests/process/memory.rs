@@ -1,4 +1,4 @@
-//! `--ram-budget` plans the memory of the process: what the model and requests leave of it caches states.
+//! `--ram-budget` divides the memory of the process: what the model and requests leave is for cached states.
 
 use serde_json::{Value, json};
 
@@ -6,20 +6,20 @@ use crate::live::{Server, get};
 
 const SESSIONS: usize = 45;
 
-/// The value of a metric.
+/// Returns the value of a metric.
 fn metric(server: &Server, name: &str) -> u64 {
     let text = get(&server.address, "/metrics").unwrap().text();
     let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
     line.unwrap_or_else(|| panic!("no {name} in {text}")).parse().unwrap()
 }
 
-/// What a server has after it has made [`SESSIONS`] sessions.
+/// The memory of a server that has created [`SESSIONS`] sessions.
 struct Found {
-    /// States in memory.
+    /// Number of states in memory.
     states: u64,
-    /// Their bytes.
+    /// Bytes of these states.
     bytes: u64,
-    /// Resident memory of the process, in bytes; on Linux alone.
+    /// Resident memory of the process, in bytes; only on Linux.
     resident: Option<u64>,
     log: String,
 }
@@ -48,7 +48,7 @@ fn a_small_budget_caches_fewer_states_and_says_so() {
     let device = ["--device", "cpu", "--log", "info"];
     let small = cached(&[&device[..], &["--ram-budget", "512MiB"]].concat());
     let Found { states, bytes, log, .. } = &small;
-    // 64 MiB for caches, at least, half of it for prefixes.
+    // Caches get at least 64 MiB, half of it for prefixes.
     assert!(*bytes <= 32 << 20 && *bytes > 31 << 20, "{states} states of {bytes} bytes");
     assert!(log.contains("--ram-budget 512 MiB is too small") && log.contains("64 MiB more"), "{log}");
 

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::live::{Server, get};
 
-/// The shipped checkpoint, in another form if `more` is given, which makes it another model.
+/// Writes a copy of the shipped checkpoint. Text in `more` changes its config's bytes, which makes it another model.
 fn write(folder: &Path, more: &str) {
     let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("../weights/checkpoints/tidegate-tiny");
     std::fs::create_dir_all(folder).unwrap();

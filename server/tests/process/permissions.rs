@@ -1,4 +1,4 @@
-//! Who may read what the server stores: its own user alone.
+//! Only the server's own user can read what it stores.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -8,7 +8,7 @@ use serde_json::json;
 
 use crate::live::Server;
 
-/// Everything below `folder`, and itself.
+/// Returns `folder` and everything below it.
 fn all(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     let below = entries.flat_map(|path| if path.is_dir() { all(&path) } else { vec![path] });

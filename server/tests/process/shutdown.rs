@@ -1,4 +1,4 @@
-//! SIGTERM while turns run: what outlives its client is committed when the time to drain is over.
+//! SIGTERM while turns run: turns that outlive their clients are committed when the drain time is over.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -10,7 +10,7 @@ use crate::live::Server;
 
 const FLAGS: [&str; 6] = ["--device", "cpu", "--drain-seconds", "0", "--threads", "1"];
 
-/// Starts an endless turn, and reads the beginning of its stream.
+/// Starts an endless turn and reads the beginning of its stream.
 fn start(server: &Server, session: &Value, policy: &str) -> TcpStream {
     let body = json!({"prompt": "Once", "session": session, "max_tokens": 1_000_000, "ignore_eos": true, "stream": true,
         "on_disconnect": policy});

@@ -14,7 +14,7 @@ use prost::Message;
 use serde_json::json;
 use tidegate_server::session::hex;
 
-/// A collector that accepts everything: what it received, and its address.
+/// Starts a collector that accepts everything. Returns what it receives, and its address.
 fn collector() -> (Receiver<(String, ExportTraceServiceRequest)>, String) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = format!("http://{}", listener.local_addr().unwrap());

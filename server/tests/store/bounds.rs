@@ -1,4 +1,4 @@
-//! Limits: versions per session, bytes per owner, disk space, memory.
+//! Limits on versions per session, bytes per owner, disk space, and memory.
 
 use std::sync::Arc;
 
@@ -30,7 +30,7 @@ async fn a_session_keeps_its_newest_versions_and_lists_some_older_ones() {
     let gone = StoreError::NotFound { what: "version" };
     assert_eq!(store.load(ANN, &id, Some(&known[0].id)).await.unwrap_err(), gone);
     assert_eq!(store.rewind(ANN, &id, &known[0].id, None, NOW).await.unwrap_err(), gone);
-    // A head is kept, however old it is.
+    // A head is kept, no matter how old it is.
     store.rewind(ANN, &id, &known[4].id, None, NOW).await.expect("a rewind");
     let fork = store.fork(ANN, &id, copies(1), None).await.expect("a fork").remove(0);
     for number in 20..24 {
@@ -65,10 +65,10 @@ async fn quotas_limit_an_owner() {
     assert_eq!(store.fork(ANN, &id, copies(3), None).await, Err(quota.clone()));
     let forks = store.fork(ANN, &id, copies(2), None).await.expect("forks");
     assert_eq!(store.create(ANN, empty()).await, Err(quota));
-    // A version counts once, however many sessions keep it.
+    // A version counts once, no matter how many sessions keep it.
     turn(&store, ANN, &id, 2).await.expect("a turn");
     turn(&store, ANN, &id, 3).await.expect("a turn");
-    // The next one evicts the only version that is no head. The first version is the head of the forks.
+    // The next turn evicts the only version that is not a head: the first version is the head of the forks.
     turn(&store, ANN, &forks[0].id, 4).await.expect("a turn");
     assert_eq!((kept(&store, &id).await, kept(&store, &forks[0].id).await), (vec![2, 4], vec![2, 5]));
     let full = turn(&store, ANN, &forks[1].id, 5).await;
@@ -130,7 +130,7 @@ async fn an_owner_within_its_share_loses_nothing_to_one_that_fills_the_disk() {
     for number in 1..=2 {
         turn(&store, ANN, &first, number).await.expect("a turn");
     }
-    // Used later than Ann's, so the order of use alone would take hers.
+    // Bob's session is used later than Ann's, so eviction in order of use alone would take hers.
     let hog = store.create(BOB, new(Start::Snapshot(snapshot(10)))).await.expect("a session").id;
     for number in 11..40 {
         turn(&store, BOB, &hog, number).await.expect("its own old versions make space");
@@ -139,14 +139,14 @@ async fn an_owner_within_its_share_loses_nothing_to_one_that_fills_the_disk() {
         store.versions(owner, id).await.expect("versions").iter().filter(|version| version.kept).count()
     };
     assert_eq!((kept(&store, &first).await, number_kept(BOB, &hog).await), (vec![1, 2, 3], 9));
-    // A third owner takes its share from the one that uses most, and no more than its share.
+    // A third owner takes its share from the owner that uses most, and no more than its share.
     let third = store.create(CARL, new(Start::Snapshot(snapshot(50)))).await.expect("a session").id;
     for number in 51..70 {
         turn(&store, CARL, &third, number).await.expect("a turn");
     }
     assert_eq!(kept(&store, &first).await, [1, 2, 3]);
     assert_eq!((number_kept(BOB, &hog).await, number_kept(CARL, &third).await), (5, 4));
-    // Current versions are not evicted, so an owner may fill the disk with them, but not at the cost of those within their
+    // Heads are not evicted, so an owner may fill the disk with them, but not at the expense of owners within their
     // share.
     let refused = loop {
         if let Err(error) = store.create(BOB, new(Start::Snapshot(snapshot(80)))).await {
@@ -201,7 +201,7 @@ async fn options_out_of_range_are_refused() {
     assert_eq!(refused.unwrap_err().to_string(), "keep_versions must be at least 1, found 0");
 }
 
-/// A separate file system of this many KiB; `None` if it cannot be mounted.
+/// A separate file system. `new` takes its size in KiB, and returns `None` if it cannot be mounted.
 struct Disk(tempfile::TempDir);
 
 impl Disk {
@@ -224,7 +224,7 @@ impl Drop for Disk {
 async fn a_full_disk_loses_nothing_and_recovers_with_space() {
     for durability in [Durability::Turn, Durability::Memory] {
         let Some(disk) = Disk::new(8000) else {
-            // CI runs that may mount must not skip this test.
+            // A CI run as root can mount, so it must not skip this test.
             let root = std::fs::metadata("/proc/self").is_ok_and(|me| std::os::unix::fs::MetadataExt::uid(&me) == 0);
             assert!(!(root && std::env::var_os("CI").is_some_and(|ci| ci == "true")), "no tmpfs for a full disk");
             eprintln!("not tested: no tmpfs can be mounted here, and so no disk be full");
@@ -238,7 +238,7 @@ async fn a_full_disk_loses_nothing_and_recovers_with_space() {
         let mut kept: Vec<(SessionId, u64)> = Vec::new();
         let mut failures = 0;
         for number in 0..150 {
-            // Each failure must leave everything unchanged.
+            // A failure must leave everything unchanged.
             match store.create(ANN, new(Start::Snapshot(large(number)))).await {
                 Ok(session) => {
                     kept.push((session.id, number));
@@ -252,14 +252,15 @@ async fn a_full_disk_loses_nothing_and_recovers_with_space() {
                 }
             }
         }
-        // After a failed write, the index falls back to what is on disk, and the space of what it lost is free again.
+        // With `Memory`, the index falls back to its state on disk after a failed write. What it loses frees space, so
+        // fewer writes fail.
         let least = if durability == Durability::Memory { 0 } else { 50 };
         assert!(failures > least && kept.len() > 35, "{failures} {}", kept.len());
-        // The remaining space goes to the index, until nothing fits at all.
+        // Fills the remaining space, first with a file and then with index entries, until nothing fits at all.
         let filler = disk.0.path().join("filler");
         std::fs::write(&filler, vec![0; 8_000_000]).unwrap_err();
         if !disk.0.path().join("store/ballast").exists() {
-            // A flush had released it, so that the filler got its space too, which no store can prevent.
+            // A flush had released the ballast, so the filler took its space too. No store can prevent that.
             let file = std::fs::File::options().write(true).open(&filler).expect("the filler");
             let length = file.metadata().expect("a length").len();
             file.set_len(length.saturating_sub(1 << 20)).expect("a smaller filler");
@@ -269,21 +270,21 @@ async fn a_full_disk_loses_nothing_and_recovers_with_space() {
             small += 1;
         }
         if durability == Durability::Memory {
-            // What was not on disk when the index could not be written is lost, as after a crash, but nothing else.
+            // As after a crash, what was not on disk when the index could not be written is lost, but nothing else.
             drop(store.flush().await);
             let (there, _) = list(&store, ANN, None, usize::MAX, false).await.expect("a list");
             kept.retain(|(id, _)| there.iter().any(|session| session.id == *id));
             assert!(kept.len() > 30, "{}", kept.len());
         }
         let turn = store.begin(ANN, &kept[0].0, None, NOW).await.expect("a turn starts");
-        // It fails, unless leftovers of an earlier failure were removed meanwhile.
+        // The commit fails, unless leftovers of an earlier failure have been removed meanwhile.
         if turn.commit(large(77), note(), None, VersionId::new()).await.is_ok() {
             kept[0].1 = 77;
         }
         for (id, number) in &kept {
             assert_eq!(head(&store, ANN, id).await, large(*number), "{durability:?}");
         }
-        // Deleting works on a full disk too, and frees space.
+        // Deletion also works on a full disk, and frees space.
         for (id, _) in kept.drain(..20) {
             store.delete(ANN, &id).await.expect("a session can be deleted");
         }

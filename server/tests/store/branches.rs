@@ -1,4 +1,4 @@
-//! Versions that a session adopts from others, their names, their ancestors, and lists of sessions that match.
+//! Versions that a session adopts from other sessions, tags, ancestors, and filtered lists of sessions.
 
 use tidegate_server::session::{
     ChainFrom, Filter, Fork, Listing, Metadata, NewSession, Owner, Patch, ResponseId, Session, SessionId, Start, Store,
@@ -75,13 +75,13 @@ async fn only_kept_versions_of_the_same_owner_are_adopted() {
     assert_eq!(store.rewind(ANN, &ann.id, &old[0], None, NOW).await, Err(NO_VERSION), "its snapshot is gone");
     assert_eq!(store.versions(ANN, &ann.id).await, before);
 
-    // Beyond the limit, the oldest are released, and those of whole chains are listed.
+    // The session lists the adopted version with its whole chain, and releases the oldest snapshots beyond the limit.
     store.rewind(ANN, &ann.id, &old[2], None, NOW).await.expect("adopted");
     let listed = store.versions(ANN, &ann.id).await.expect("versions");
     let kept: Vec<_> = listed.iter().map(|version| (version.id.clone(), version.kept)).collect();
     let expected = [(&ann.head.id, false), (&other.head.id, false), (&old[0], false), (&old[1], true), (&old[2], true)];
     assert_eq!(kept, expected.map(|(id, kept)| (id.clone(), kept)));
-    // A version that it lists without its snapshot is kept again.
+    // A session can adopt a version that it lists but no longer keeps. It then keeps this version again.
     store.delete(ANN, &ann.id).await.expect("removed");
     let twin = store.fork(ANN, &other.id, copies(1), None).await.expect("a fork").remove(0);
     turns(&store, ANN, &other.id, 7..=9).await;
@@ -90,7 +90,7 @@ async fn only_kept_versions_of_the_same_owner_are_adopted() {
     assert_eq!(listed.iter().filter(|version| version.id == twin.head.id).count(), 1);
     assert!(listed.iter().filter(|version| version.kept).count() == 2 && listed.last().expect("it").kept);
     agree(&store, &*objects, &[ANN, BOB], &[]).await;
-    // Also one that only a stored response keeps.
+    // A session can also adopt a version that only a stored response keeps.
     let response = ResponseId::new();
     store.put_response(BOB, &response, ended(vec![1], snapshot(30)), None).await.expect("stored");
     let version = store.response(BOB, &response).await.expect("it").1;
@@ -132,14 +132,14 @@ async fn a_tag_keeps_its_version_and_names_it() {
         let found = store.resolve(owner, &id, tag(wrong)).await;
         assert_eq!(found, Err(StoreError::NotFound { what: if owner == ANN { "tag" } else { "session" } }));
     }
-    // A rewind to it releases nothing.
+    // A rewind to the tagged version releases nothing.
     store.rewind(ANN, &id, &made[0], None, NOW).await.expect("rewound");
     assert_eq!(kept(store.versions(ANN, &id).await.expect("versions")).len(), 3);
     let fork = store.fork(ANN, &id, copies(1), None).await.expect("a fork").remove(0);
     assert!(fork.tags.is_empty(), "a fork has no tags");
     store.delete(ANN, &fork.id).await.expect("removed");
 
-    // Without its tags, it is released in its turn, and at last no longer listed.
+    // Without tags, the version is released when it is the oldest, and is finally no longer listed.
     assert_eq!(
         store.tag(ANN, &id, name("x"), Some(VersionRef::Id(made[1].clone()))).await,
         Err(NO_VERSION),
@@ -176,12 +176,12 @@ async fn eviction_takes_tagged_versions_last() {
         let versions = store.versions(ANN, &session.id).await.expect("versions");
         versions.into_iter().filter(|version| version.kept).count()
     };
-    // The old version of the other session goes first, although its session was used later.
+    // The old version of the second session goes first, although that session was used later.
     turn(&store, ANN, &first.id, 6).await.expect("a turn");
     assert_eq!((keeps(&first).await, keeps(&second).await), (3, 1));
     turn(&store, ANN, &first.id, 7).await.expect("a turn");
     assert_eq!(store.load(ANN, &first.id, Some(&first.head.id)).await.expect("it is kept").1, snapshot(1));
-    // Then the rest without tags, the stored response, and the tagged version.
+    // Next are the other untagged versions, then the stored response, then the tagged version.
     turn(&store, ANN, &first.id, 8).await.expect("a turn");
     turn(&store, ANN, &first.id, 9).await.expect("a turn");
     assert!(store.response(ANN, &response).await.is_ok());
@@ -270,7 +270,7 @@ async fn a_chain_crosses_forks_and_two_chains_meet() {
     assert_eq!(store.common_ancestor(ANN, head.clone(), bob.head.id.clone()).await, Err(NO_VERSION));
     assert_eq!(store.chain(ANN, &id, all(&bob.head.id), 9).await, Err(NO_VERSION));
     assert_eq!(store.chain(BOB, &bob.id, all(&head), 9).await, Err(NO_VERSION));
-    // Versions outlive the session that made them as long as another lists them.
+    // A version outlives the session that made it as long as another session lists it.
     store.delete(ANN, &id).await.expect("removed");
     assert_eq!(ids(&store.chain(ANN, &second, all(&seconds[1]), 100).await.expect("a chain").0), line);
 }
@@ -305,7 +305,7 @@ async fn a_list_has_what_matches_and_reads_a_bounded_part() {
     ] {
         let (found, next) = find(filter.clone(), 20, None).await;
         assert_eq!(found.iter().collect::<Vec<_>>(), expected, "{filter:?}");
-        // Of the 1002 sessions, 1000 were read.
+        // A request reads at most 1000 sessions, so it stops before the last two of 1002.
         assert_eq!(next.as_ref(), Some(&forks[997].id), "{filter:?}");
         assert_eq!(find(filter, 20, next).await, (Vec::new(), None));
     }

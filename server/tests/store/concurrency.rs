@@ -1,4 +1,4 @@
-//! Concurrency: turns on one session run one at a time, those on different sessions together.
+//! Concurrency: turns on one session run one at a time, and turns on different sessions run in parallel.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,4 +1,4 @@
-//! A process that is killed at random times: acknowledged turns survive, and nothing else appears.
+//! A process that is killed at random times. Acknowledged turns survive, and nothing else appears.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
@@ -16,7 +16,7 @@ fn options(folder: &Path) -> StoreOptions {
     StoreOptions { keep_versions: 3, ..in_folder(folder) }
 }
 
-/// The process to be killed. Prints `+ session number` before a turn's commit and `= session number` after.
+/// Runs as the process that is killed. Prints `+ session number` before each commit and `= session number` after it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn child_to_be_killed() {
     let Some(folder) = std::env::var_os(FOLDER) else { return };
@@ -79,7 +79,7 @@ async fn a_killed_process_loses_no_turn_that_it_acknowledged() {
                 assert!(head.tokens <= begun + 1, "round {round}: {begun} was begun, {} is there", head.tokens);
             }
         }
-        // The child's unfinished work is removed, and nothing else.
+        // The sweep removes the child's unfinished work, and nothing else.
         let objects =
             object_store::local::LocalFileSystem::new_with_prefix(folder.path().join("objects")).expect("objects");
         let swept = async || {

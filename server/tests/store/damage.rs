@@ -1,4 +1,4 @@
-//! Damage to the index and its journal: no session of any owner is lost as long as one of the two is whole.
+//! Damage to the index and its journal. No session of any owner is lost as long as one of the two is intact.
 
 use std::fs;
 use std::path::Path;
@@ -11,7 +11,7 @@ use crate::kit::{ANN, BOB, Plain, copies, empty, head, in_folder, list, new, not
 const PAGE: usize = 4096;
 const SESSIONS: u64 = 60;
 
-/// Sessions of two owners, and the number of the snapshot at the head of each.
+/// Sessions of two owners, each with the number of its head's snapshot.
 type World = Vec<(Owner, SessionId, u64)>;
 
 async fn fill(folder: &Path) -> World {
@@ -35,7 +35,7 @@ async fn fill(folder: &Path) -> World {
     world
 }
 
-/// One more turn on each of the first sessions.
+/// Runs one more turn on each of the first 20 sessions.
 async fn more_turns(folder: &Path, world: &mut World) {
     let store = open(in_folder(folder)).await;
     for (at, (owner, id, number)) in world.iter_mut().enumerate().take(20) {
@@ -45,7 +45,7 @@ async fn more_turns(folder: &Path, world: &mut World) {
     store.close().await.expect("closed");
 }
 
-/// Copies the index and its journal; the objects are shared by links.
+/// Copies the index and its journal. A symbolic link shares the objects.
 fn copy(from: &Path) -> tempfile::TempDir {
     let to = tempfile::tempdir().expect("a folder");
     for file in ["index.redb", "index.journal"] {
@@ -55,7 +55,7 @@ fn copy(from: &Path) -> tempfile::TempDir {
     to
 }
 
-/// Checks that every session is there with its snapshot and can continue.
+/// Checks that every session has its snapshot, and that the store accepts changes.
 async fn whole(store: &Store, world: &World, what: &str) {
     assert_eq!(store.stats().sessions, world.len() as u64, "{what}");
     for (owner, id, number) in world {
@@ -67,7 +67,7 @@ async fn whole(store: &Store, world: &World, what: &str) {
     assert_eq!(store.failure(), None, "{what}");
 }
 
-/// The damages: pages zeroed, bits flipped, the file cut.
+/// Returns damaged copies of a file: with zeroed pages, flipped bits, or a missing end.
 fn damages(whole: &[u8]) -> Vec<(String, Vec<u8>)> {
     let pages = whole.len() / PAGE;
     let mut damages = Vec::new();
@@ -129,7 +129,7 @@ async fn a_damaged_journal_costs_nothing_and_is_rewritten() {
         let store = open(in_folder(copy.path())).await;
         whole(&store, &world, &format!("damage {number}")).await;
         store.close().await.expect("closed");
-        // It is whole again: the index can be lost.
+        // The journal has been rewritten, so the store can be rebuilt without the index.
         fs::remove_file(copy.path().join("index.redb")).expect("removed");
         let store = open(in_folder(copy.path())).await;
         whole(&store, &world, &format!("damage {number}, rebuilt")).await;
@@ -141,7 +141,7 @@ async fn a_damaged_journal_costs_nothing_and_is_rewritten() {
 async fn an_index_without_a_journal_gets_one() {
     let folder = tempfile::tempdir().expect("a folder");
     let world = fill(folder.path()).await;
-    // What an earlier version of the server leaves behind.
+    // Makes the folder look as an earlier version of the server leaves it.
     fs::remove_file(folder.path().join("index.journal")).expect("removed");
     let index = redb::Database::open(folder.path().join("index.redb")).expect("the index");
     let transaction = index.begin_write().expect("a transaction");
@@ -211,7 +211,7 @@ async fn a_snapshot_that_a_later_transaction_dropped_is_not_needed() {
         turn(&store, ANN, &id, number).await.expect("a turn");
     }
     store.close().await.expect("closed");
-    // The sweep may have removed it already.
+    // The sweep may have removed this object already.
     let _ = fs::remove_file(folder.path().join("objects").join(&dropped[4..6]).join(&dropped));
     fs::write(folder.path().join("index.redb"), old).expect("written");
     assert_eq!(head(&open(options()).await, ANN, &id).await, snapshot(6));

@@ -1,4 +1,4 @@
-//! Faults: a failing disk, damaged objects, a damaged index.
+//! Faults: a failing disk, damaged objects, and a damaged index.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -102,7 +102,7 @@ async fn a_folder_is_released_after_the_last_removal() {
     store.delete(ANN, &id).await.expect("deleted");
     until("a removal", async || objects.removing.load(Ordering::SeqCst) == 1).await;
     let closing = tokio::spawn(async move { store.close().await });
-    // Otherwise the next process could add a version of the object that is then removed.
+    // Otherwise, the next process could store a version whose object this process then removes.
     assert!(matches!(opened().await, Err(StoreError::InUse { .. })));
     drop(held);
     closing.await.expect("the task").expect("closed");
@@ -186,7 +186,7 @@ async fn what_the_index_could_not_commit_does_not_come_back_after_a_restart() {
     let disk = SimDisk::default();
     let store = open(disk.clone()).await.expect("a store");
     let kept = store.create(ANN, new(Start::Snapshot(snapshot(1)))).await.expect("a session").id;
-    // The journal has the transaction by then.
+    // When this sync fails, the journal already has the transaction.
     disk.fail_sync(&folder.join("index.redb"));
     let failed = store.create(ANN, new(Start::Snapshot(snapshot(2)))).await;
     assert!(matches!(failed, Err(StoreError::Unavailable { .. })), "{failed:?}");
@@ -210,7 +210,7 @@ async fn a_turn_outlives_the_loss_of_the_version_that_it_continues() {
     assert_eq!(running.session().head.id, lost);
     disk.fail_sync(&folder.join("index.redb"));
     store.flush().await.expect_err("the disk fails");
-    // The index is what it was on disk.
+    // The index has returned to its state on disk.
     assert_eq!(store.get(ANN, &session.id).await.expect("the session").head.id, session.head.id);
     let ended = running.commit(snapshot(3), note(), None, VersionId::new()).await.expect("the turn ends");
     assert_eq!(ended.head.parent, Some(lost));

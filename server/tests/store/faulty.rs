@@ -1,5 +1,6 @@
-//! Random operations on a disk that fails at random (full, or with errors of writes, syncs and renames), compared with a
-//! plain model. What fails has happened completely or not at all, and what is acknowledged is there, whatever fails later.
+//! Random operations on a disk that fails at random, either because it is full or with an I/O error, compared with a
+//! simple model. A failed operation has happened completely or not at all. An acknowledged one lasts, whatever fails
+//! later.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -17,18 +18,19 @@ use crate::kit::{ANN, NOW, Plain, SOON, copies, ended, in_folder, list, new, say
 use crate::sim::SimDisk;
 use crate::sim_objects::SimObjects;
 
-/// The sessions that an action made, each with its head.
+/// The sessions that an action created, each with its head.
 type Made = [(SessionId, VersionId)];
 
 struct World {
     disk: SimDisk,
     store: Store,
     model: Model,
-    /// What the store may hold instead, because actions failed and none has succeeded since.
+    /// Other states that the store may have after a restart, because actions failed and none has succeeded since.
     doubt: Vec<Model>,
-    /// Actions that failed and made no session so far, which a restart may complete, and how many each makes.
+    /// Failed actions that have created no session so far, but that a restart may complete; each with the number of its
+    /// sessions.
     open: Vec<(Action, usize)>,
-    /// The disk was full, so that an eviction may have begun.
+    /// Whether the disk was full, so that an eviction may have begun.
     evicts: bool,
     parents: BTreeMap<VersionId, VersionId>,
     keys: Vec<String>,
@@ -47,7 +49,7 @@ fn number(snapshot: &tidegate_server::session::Snapshot) -> u64 {
 }
 
 impl World {
-    /// What the store holds now.
+    /// Returns what the store holds now.
     async fn seen(&self) -> Model {
         let (store, mut seen) = (&self.store, Model::default());
         for session in list(store, ANN, None, usize::MAX, false).await.expect("a list").0 {
@@ -80,7 +82,7 @@ impl World {
         seen
     }
 
-    /// Does it, and returns the sessions that it made.
+    /// Performs an action; returns the sessions that it created.
     async fn act(&self, action: &Action) -> Result<Vec<(SessionId, VersionId)>, StoreError> {
         let store = &self.store;
         let ids = |made: &[Session]| made.iter().map(|made| (made.id.clone(), made.head.id.clone())).collect();
@@ -178,8 +180,9 @@ impl World {
         }
     }
 
-    /// The model without and with an action. On a full disk, both without what `seen` shows as evicted: the eviction comes
-    /// before the action's own change, so what it takes no longer counts when the change releases old snapshots.
+    /// Returns the model without and with an action. On a full disk, both lack what `seen` shows as evicted. The
+    /// eviction precedes the action's own change, so evicted snapshots no longer count when that change releases old
+    /// ones.
     fn outcomes(&self, action: &Action, made: &Made, seen: &Model, full: bool) -> (Model, Model) {
         let evicted = |model: Model| if full { model.evicted(seen) } else { model };
         let before = evicted(self.model.clone());
@@ -187,7 +190,8 @@ impl World {
         (before, after)
     }
 
-    /// After a restart: what was acknowledged is there, and an action that failed has happened or not.
+    /// Checks the store after a restart: everything acknowledged is there, and a failed action has happened completely
+    /// or not at all.
     async fn settle(&mut self) {
         let (seen, evicts) = (self.seen().await, std::mem::take(&mut self.evicts));
         let possible = |model: Model| if evicts { model.evicted(&seen) == seen } else { model == seen };
@@ -221,7 +225,7 @@ proptest! {
                 world.step(step, number as u64, (seed, one_in)).await;
             }
             world.step(&Step::Kill, 0, (0, 1)).await;
-            // It works on, and closes properly.
+            // The store still works, and closes properly.
             world.step(&Step::Create, 1000, (0, u32::MAX)).await;
             world.store.close().await.expect("closed");
             world.store = open(&world.disk).await;

@@ -1,4 +1,4 @@
-//! The plain model of a store on a failing disk: operations, and what the store must hold after them.
+//! A simple model of a store on a failing disk: random operations, and what the store must hold after them.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use tidegate_server::session::{Metadata, ResponseId, SessionId, VersionId};
 
 pub(crate) const KEEP: usize = 3;
 
-/// An operation. Numbers choose among what exists.
+/// A random operation. Its numbers select among what exists.
 #[derive(Clone, Debug)]
 pub(crate) enum Step {
     Create,
@@ -22,7 +22,7 @@ pub(crate) enum Step {
     Receipt,
     Respond,
     Unrespond(usize),
-    /// The process is killed and starts again.
+    /// The process is killed, and a new one starts.
     Kill,
 }
 
@@ -46,7 +46,7 @@ pub(crate) fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A version's number, and whether its snapshot is kept.
+/// Versions, each with its number and with whether its snapshot is kept.
 pub(crate) type Versions = Vec<(VersionId, u64, bool)>;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -58,8 +58,8 @@ pub(crate) struct Line {
 }
 
 impl Line {
-    /// The same without the oldest snapshots beyond [`KEEP`]. The head's counts, a tagged one does not, and that of the version
-    /// before the head goes last.
+    /// Releases the oldest snapshots beyond [`KEEP`]. The head's snapshot counts and stays, a tagged one stays and does
+    /// not count, and that of the head's parent goes last.
     fn released(mut self, parents: &BTreeMap<VersionId, VersionId>) -> Self {
         let (head, tagged, before) = (&self.head, self.tagged.as_ref(), parents.get(&self.head));
         let releasable = |found: &&mut (VersionId, u64, bool)| found.2 && found.0 != *head && Some(&found.0) != tagged;
@@ -73,7 +73,7 @@ impl Line {
     }
 }
 
-/// What the store must hold.
+/// What the store must hold for one owner.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Model {
     pub(crate) sessions: BTreeMap<SessionId, Line>,
@@ -81,7 +81,7 @@ pub(crate) struct Model {
     pub(crate) responses: BTreeMap<ResponseId, u64>,
 }
 
-/// An operation whose choices are made.
+/// An operation with everything that it chose at random.
 #[derive(Clone, Debug)]
 pub(crate) enum Action {
     Create { number: u64, key: String },
@@ -102,13 +102,13 @@ impl Model {
         self.sessions.iter().nth(choice.checked_rem(self.sessions.len())?)
     }
 
-    /// A version that a session keeps.
+    /// Returns a version that a session keeps.
     pub(crate) fn kept(&self, choice: usize, version: usize) -> Option<VersionId> {
         let kept: Vec<_> = self.session(choice)?.1.versions.iter().filter(|version| version.2).collect();
         Some(kept[version % kept.len()].0.clone())
     }
 
-    /// A line that has moved to a version of any line.
+    /// Returns a session whose head has moved to a version of any session.
     fn moved(&self, mut line: Line, to: &VersionId, parents: &BTreeMap<VersionId, VersionId>) -> Line {
         line.head = to.clone();
         let listed = |line: &Line, id: &VersionId| line.versions.iter().find(|found| found.0 == *id).cloned();
@@ -163,7 +163,7 @@ impl Model {
         })
     }
 
-    /// The model after an action that made these sessions, each with its head.
+    /// Returns the model after an action that created these sessions, each with its head.
     pub(crate) fn after(
         &self,
         action: &Action,
@@ -221,13 +221,14 @@ impl Model {
 }
 
 impl Model {
-    /// The sessions that `seen` has in addition, each with its head.
+    /// Returns the sessions that only `seen` has, each with its head.
     pub(crate) fn new_in(&self, seen: &Self) -> Vec<(SessionId, VersionId)> {
         let new = seen.sessions.iter().filter(|(id, _)| !self.sessions.contains_key(id));
         new.map(|(id, line)| (id.clone(), line.head.clone())).collect()
     }
 
-    /// The same after the evictions that `seen` shows: a full disk costs old versions and responses, and never a head.
+    /// Returns the model after the evictions that `seen` shows. A full disk costs old versions and responses, but never
+    /// a head.
     pub(crate) fn evicted(mut self, seen: &Self) -> Self {
         for (id, line) in &mut self.sessions {
             for version in line.versions.iter_mut().filter(|version| version.0 != line.head) {

@@ -1,4 +1,4 @@
-//! Requests that read the index several times, with a change between any two of their steps.
+//! Requests that read the index several times, with a change between any two of these steps.
 
 use std::collections::BTreeSet;
 use std::future::poll_fn;
@@ -13,7 +13,8 @@ use tidegate_server::session::{
 
 use crate::kit::{ANN, NOW, Plain, empty, in_memory, new, open, speak, told, words};
 
-/// Runs `other` once `work` has taken `steps` steps, and then the rest of `work`. Also returns whether `work` had ended by then.
+/// Polls `work` `steps` times, then runs `other`, then the rest of `work`. Also returns whether `work` had already
+/// ended before `other`.
 async fn after_steps<W: Future>(work: W, steps: usize, other: impl Future) -> (W::Output, bool) {
     let (mut work, mut taken) = (pin!(work), 0);
     let ended = poll_fn(|context| {
@@ -30,7 +31,7 @@ async fn after_steps<W: Future>(work: W, steps: usize, other: impl Future) -> (W
     (work.await, false)
 }
 
-/// A codec whose exports say what the conversation has.
+/// A codec whose exports state how much the conversation has.
 struct Telling;
 
 impl SnapshotCodec for Telling {
@@ -82,7 +83,7 @@ async fn a_session_that_is_replaced_meanwhile_is_listed_once() {
         let store = open(in_memory()).await;
         let id = SessionId::named(ANN, "test", "replaced");
         store.create_as(ANN, &id, wanted("wanted"), NOW).await.expect("a session");
-        // More than one page of sessions that the filter refuses.
+        // The filter refuses more than one page of sessions.
         for _ in 0..9 {
             store.create(ANN, wanted("other")).await.expect("a session");
         }

@@ -1,5 +1,5 @@
-//! Shared by the store's tests: a small codec, snapshots, an object store that fails on demand, and a check that objects
-//! and index agree.
+//! Helpers for the store's tests: a small codec, snapshots, an object store that fails on demand, and a check that
+//! objects and index agree.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -28,11 +28,11 @@ pub(crate) const BOB: Owner = Owner([2; 16]);
 pub(crate) const SOON: Duration = Duration::from_secs(20);
 pub(crate) const NOW: Duration = Duration::ZERO;
 
-/// Numbers in every state, and bytes of its object.
+/// Length of every state, and size of its object in bytes.
 const FLOATS: usize = 100;
 pub(crate) const BYTES: u64 = 8 + 8 + 4 * FLOATS as u64 + 8;
 
-/// A codec that writes tokens, seed, numbers, and a checksum.
+/// A codec that writes the number of tokens, the seed, the state, and a checksum.
 pub(crate) struct Plain;
 
 fn sum(bytes: &[u8]) -> u64 {
@@ -64,7 +64,7 @@ impl SnapshotCodec for Plain {
     }
 }
 
-/// A snapshot that is different for each number.
+/// Returns a snapshot that differs for each number.
 pub(crate) fn snapshot(number: u64) -> Arc<Snapshot> {
     let state = vec![number as f32; FLOATS];
     Arc::new(Snapshot { state, read: number + 1, ..Snapshot::empty(number) })
@@ -82,7 +82,7 @@ pub(crate) async fn open(options: StoreOptions) -> Store {
     Store::open(options, Arc::new(Plain)).await.expect("the store opens")
 }
 
-/// A store with objects that the test can inspect.
+/// Opens a store whose objects the test can inspect.
 pub(crate) async fn seen(options: StoreOptions) -> (Store, Arc<Faulty>) {
     let objects = Arc::new(Faulty::default());
     let store = Store::open_with(Arc::clone(&objects) as Arc<dyn ObjectStore>, options, Arc::new(Plain)).await;
@@ -97,7 +97,7 @@ pub(crate) fn new(start: Start) -> NewSession {
     NewSession { start, metadata: Metadata::new(), ttl: None, label: None }
 }
 
-/// `n` forks of a session's head.
+/// Returns a request for `n` forks of a session's head.
 pub(crate) fn copies(n: usize) -> Fork {
     Fork { n, ..Fork::default() }
 }
@@ -106,24 +106,24 @@ pub(crate) fn note() -> TurnNote {
     TurnNote { label: None, prompt_tokens: 3, completion_tokens: 5, kind: "turn".to_owned(), text: None }
 }
 
-/// A vocabulary in which every token is a letter.
+/// Returns a vocabulary in which every token is a letter.
 pub(crate) fn words() -> Arc<Vocabulary> {
     Arc::new(Vocabulary::new((0..100).map(|id| Box::from([b'a' + id % 26])).collect()))
 }
 
-/// What a turn adds to a text of `total` tokens: it removes the last one, and adds two.
+/// Returns what a turn adds to a text of `total` tokens: it removes the last token and adds two.
 pub(crate) fn added(total: u64, number: u64) -> AddedText {
     let content = Content::Tokens(0, 2);
     let message = AddedMessage { role: Role::Assistant, continues: false, content, more: None };
     AddedText { kept: total.saturating_sub(1), tokens: vec![number as u32; 2], messages: vec![message] }
 }
 
-/// The same as tokens.
+/// Returns the tokens of a text after such a turn.
 pub(crate) fn extended(text: &[u32], number: u64) -> Vec<u32> {
     [&text[..text.len().saturating_sub(1)], &[number as u32; 2]].concat()
 }
 
-/// The text of a version that [`speak`] has made, or [`told`], given the parents and numbers of all.
+/// Returns the text of a version that [`speak`] or [`told`] has made, given the parents and numbers of all versions.
 pub(crate) fn text_of(
     parents: &BTreeMap<VersionId, VersionId>,
     number: &dyn Fn(&VersionId) -> u64,
@@ -133,17 +133,17 @@ pub(crate) fn text_of(
     extended(&before, number(version))
 }
 
-/// A new session that has read a text.
+/// Returns the start of a new session that has read a text.
 pub(crate) fn told(number: u64) -> Start {
     Start::Read(snapshot(number), added(0, number))
 }
 
-/// The tokens of a version, or of the head.
+/// Returns the text of a version or, by default, of the head.
 pub(crate) async fn tokens(store: &Store, owner: Owner, id: &SessionId, version: Option<&VersionId>) -> Vec<u32> {
     store.text(owner, id, version, (None, None)).await.expect("its text").1.tokens
 }
 
-/// The note of a turn that adds to the text.
+/// Returns the note of a turn that adds to the text.
 pub(crate) async fn saying(
     store: &Store,
     owner: Owner,
@@ -154,7 +154,7 @@ pub(crate) async fn saying(
     Ok(TurnNote { text: Some(added(total, number)), ..note() })
 }
 
-/// Runs one turn from the head to `snapshot(number)`, which adds to the text.
+/// Runs one turn from the head to `snapshot(number)` that adds to the text.
 pub(crate) async fn speak(
     store: &Store,
     owner: Owner,
@@ -167,7 +167,7 @@ pub(crate) async fn speak(
     turn.commit(snapshot(number), note, None, VersionId::new()).await
 }
 
-/// A response that ends with a snapshot, without a text.
+/// Returns a response that ends with a snapshot and has no text.
 pub(crate) fn ended(body: Vec<u8>, snapshot: Arc<Snapshot>) -> NewResponse {
     NewResponse { body, snapshot, parent: None, text: None }
 }
@@ -183,12 +183,12 @@ pub(crate) async fn turn(
     turn.commit(snapshot(number), note(), None, VersionId::new()).await
 }
 
-/// The snapshot of a session's head.
+/// Returns the snapshot of a session's head.
 pub(crate) async fn head(store: &Store, owner: Owner, id: &SessionId) -> Arc<Snapshot> {
     store.load(owner, id, None).await.expect("the head can be loaded").1
 }
 
-/// A page of an owner's sessions, and whether there are more.
+/// Returns a page of an owner's sessions, and whether there are more.
 pub(crate) async fn list(
     store: &Store,
     owner: Owner,
@@ -211,7 +211,7 @@ pub(crate) async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
     panic!("timed out waiting for {what}");
 }
 
-/// Checks that the objects are exactly those that the owners' sessions and `others` point to, and that the totals agree.
+/// Checks that the objects are exactly those of the owners' sessions and of `others`, and that the totals agree.
 pub(crate) async fn agree(store: &Store, objects: &dyn ObjectStore, owners: &[Owner], others: &[VersionId]) {
     until("no garbage", async || store.stats().garbage_bytes == 0).await;
     let mut wanted: BTreeSet<String> = others.iter().map(ToString::to_string).collect();
@@ -242,17 +242,17 @@ pub(crate) async fn agree(store: &Store, objects: &dyn ObjectStore, owners: &[Ow
 #[derive(Debug)]
 pub(crate) struct Faulty {
     objects: InMemory,
-    /// Objects written.
+    /// Number of objects written.
     pub(crate) puts: AtomicUsize,
-    /// Objects read.
+    /// Number of objects read.
     pub(crate) gets: AtomicUsize,
     /// Number of writes before the one that fails; negative if none does.
     pub(crate) fails_in: AtomicI64,
-    /// Bytes of the object that a failing write leaves behind.
+    /// Number of bytes that a failing write leaves behind as the object.
     pub(crate) leaves: AtomicUsize,
-    /// Objects whose removal has begun.
+    /// Number of objects whose removal has begun.
     pub(crate) removing: Arc<AtomicUsize>,
-    /// Nothing is removed while a test holds it.
+    /// No removal proceeds while a test holds this lock.
     pub(crate) no_removal: Arc<tokio::sync::Mutex<()>>,
 }
 

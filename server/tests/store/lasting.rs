@@ -1,5 +1,5 @@
-//! What must hold across crashes, changed secrets and repeated requests: deleted data stays deleted, stored data stays
-//! readable.
+//! What must hold across crashes, changed secrets and repeated requests: deleted data stays deleted, and stored data
+//! stays readable.
 
 use std::fs;
 use std::path::Path;
@@ -17,7 +17,7 @@ use crate::kit::{
     ANN, BYTES, NOW, copies, empty, ended, head, in_folder, in_memory, new, note, open, seen, snapshot, turn, words,
 };
 
-/// Copies what a process killed now would leave behind to another folder.
+/// Copies to another folder what a process that is killed now would leave behind.
 fn killed(folder: &Path) -> tempfile::TempDir {
     let copy = tempfile::tempdir().expect("a folder");
     fs::copy(folder.join("index.redb"), copy.path().join("index.redb")).expect("the index");
@@ -27,7 +27,7 @@ fn killed(folder: &Path) -> tempfile::TempDir {
         fs::create_dir_all(&to).expect("a shard");
         for object in fs::read_dir(&shard).expect("a shard") {
             let object = object.expect("an object");
-            // Objects removed during the copy were not needed.
+            // An object that is removed during the copy was not needed.
             drop(fs::copy(object.path(), to.join(object.file_name())));
         }
     }
@@ -70,7 +70,7 @@ async fn a_closed_store_refuses_and_its_index_needs_no_repair() {
     }
 }
 
-/// Measures how long opening takes after a kill, by size of the index.
+/// Measures how long a store takes to open after a kill, by size of the index.
 #[tokio::test]
 #[ignore = "a measurement"]
 async fn measure_opening_after_a_kill() {
@@ -177,7 +177,7 @@ async fn a_snapshot_that_could_not_be_read_back_is_not_stored() {
 
 #[test]
 fn an_impossible_key_maximum_is_refused() {
-    // The last number of each head.
+    // The last number of each head is a key maximum, which `greatest` bounds.
     let layout = StateLayout { layers: 2, heads: 1, head: 5, taps: 0, channels: 0, cross: 0 };
     let snapshot = Snapshot { state: (0..10).map(|number| number as f32).collect(), ..(*state(0.0)).clone() };
     for (greatest, at) in [(vec![4.0, 9.0], None), (vec![3.9, 9.0], Some(4)), (vec![4.0, 8.9], Some(9)), (vec![], None)]
@@ -272,7 +272,7 @@ async fn receipts_count_towards_the_owners_budget_and_the_disks() {
         };
         assert!(matches!(refused, StoreError::Quota { .. } | StoreError::Full { .. }), "{refused}");
         assert_eq!(stored, 9);
-        // The same key again takes no more space, but needs it until the first is gone.
+        // A turn needs space for its receipt as well, and changes nothing without it.
         let id = store.create(ANN, empty()).await.expect("a session").id;
         let turn = store.begin(ANN, &id, None, NOW).await.expect("there is space for a snapshot");
         let receipt = Some((ReceiptKey("turn".to_owned()), vec![b'x'; 10_000]));

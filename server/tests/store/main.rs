@@ -1,4 +1,4 @@
-//! Tests of the session store, in a folder and in memory, and of snapshot files.
+//! Tests of the session store, both in a folder and in memory, and of snapshot files.
 
 mod bounds;
 mod branches;
@@ -30,5 +30,5 @@ mod texts;
 mod turn_forks;
 mod upkeep;
 
-// What the files that `models` includes name by `crate`.
+// The files that `models` includes use this as `crate::session`.
 use tidegate_server::session;

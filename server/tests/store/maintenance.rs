@@ -1,4 +1,4 @@
-//! Checks, repairs, backups and moves of a store's folder, with real snapshot files.
+//! Checks, repairs, backups and moves of a store's folder, with snapshot files in the real format.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
@@ -29,7 +29,7 @@ pub(crate) async fn open(folder: &Path) -> Store {
     Store::open(in_folder(folder), codec()).await.expect("the store opens")
 }
 
-/// What is added to a text of `total` tokens, so that it is as long as the text of `state(number)`.
+/// Returns what to add to a text of `total` tokens, so that it becomes as long as the text of `state(number)`.
 fn text_to(total: u64, number: u64) -> AddedText {
     let kept = total.saturating_sub(1).min(number);
     AddedText { kept, tokens: vec![number as u32; (number + 1 - kept) as usize], ..added(total, number) }
@@ -54,7 +54,7 @@ pub(crate) async fn turn(store: &Store, owner: Owner, id: &SessionId, number: u6
     turn.commit(state(number), note, None, VersionId::new()).await.expect("committed").head.id
 }
 
-/// Three sessions: one of Ann with two turns, one of Bob, and a fork of the first.
+/// Creates three sessions: one of Ann with two turns, one of Bob, and a fork of Ann's.
 pub(crate) async fn fill(folder: &Path) -> Vec<(Owner, SessionId)> {
     let store = open(folder).await;
     let (ann, bob) = (create(&store, ANN, 1).await, create(&store, BOB, 2).await);
@@ -67,7 +67,7 @@ pub(crate) async fn fill(folder: &Path) -> Vec<(Owner, SessionId)> {
     vec![(ANN, ann), (BOB, bob), (ANN, fork)]
 }
 
-/// Everything that clients see of the sessions.
+/// Returns everything that clients see of the sessions.
 pub(crate) async fn view(folder: &Path, sessions: &[(Owner, SessionId)]) -> Vec<String> {
     let store = open(folder).await;
     let mut seen = Vec::new();
@@ -132,7 +132,7 @@ async fn damage_is_listed_by_name_and_repaired() {
     let report = repair(folder.path()).await.expect("repaired");
     let repaired = report.repaired.join("\n");
     assert!(repaired.contains("index.redb") && repaired.contains("rewound from version"), "{repaired}");
-    // What is lost stays listed.
+    // A version that is lost stays listed.
     assert_eq!(report.problems.len(), 2, "{:?}", report.problems);
     let store = open(folder.path()).await;
     assert_eq!(store.load(ANN, &sessions[0].1, None).await.expect("rewound").1, state(4));

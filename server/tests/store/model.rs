@@ -14,7 +14,7 @@ use crate::kit::{
     turn, until,
 };
 
-/// An operation. Numbers choose among what exists.
+/// A random operation. Its numbers select among what exists.
 #[derive(Clone, Debug)]
 enum Step {
     Create(bool),
@@ -53,7 +53,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A session: its versions in order, each with its contents and whether it is kept, and the head.
+/// A session. `versions` are in order, each with whether its snapshot is kept.
 #[derive(Clone, Debug)]
 struct Kept {
     owner: Owner,
@@ -63,7 +63,7 @@ struct Kept {
 }
 
 impl Kept {
-    /// The oldest go, and the one before the head last.
+    /// Releases the oldest versions beyond `keep`, and the head's parent last.
     fn drop_beyond(&mut self, before: Option<&VersionId>, keep: usize) {
         let (head, tags) = (&self.head, &self.tags);
         let releasable = |(id, kept): &&mut (VersionId, bool)| *kept && id != head && !tags.values().any(|it| it == id);
@@ -78,7 +78,7 @@ impl Kept {
 struct World {
     sessions: BTreeMap<SessionId, Kept>,
     contents: BTreeMap<VersionId, Arc<Snapshot>>,
-    /// The texts of versions; none where it is not kept.
+    /// The text of each version; `None` if it is not kept.
     texts: BTreeMap<VersionId, Option<Vec<u32>>>,
     parents: BTreeMap<VersionId, VersionId>,
     responses: Vec<(ResponseId, VersionId)>,
@@ -197,7 +197,7 @@ impl World {
         }
     }
 
-    /// A step that gives a session another version, or a version a name.
+    /// Performs a step that moves a head to another version, or changes a tag.
     async fn branch(&mut self, store: &Store, step: Step, keep: usize) {
         match step {
             Step::Adopt(session, other, version) => {
@@ -239,7 +239,7 @@ impl World {
         self.sessions.insert(id, Kept { owner, versions: vec![(head.clone(), true)], head, tags: BTreeMap::new() });
     }
 
-    /// Makes a version the head, and lists it and its ancestors.
+    /// Makes a version the head, and lists the version and its ancestors.
     fn adopt(&self, kept: &mut Kept, to: VersionId, keep: usize) {
         kept.head = to.clone();
         let listed = |kept: &Kept, id: &VersionId| kept.versions.iter().find(|(known, _)| known == id).map(|it| it.1);
@@ -315,7 +315,7 @@ proptest! {
 }
 
 proptest! {
-    // Fewer cases, because each turn waits for the disk.
+    // There are fewer cases, because each turn waits for the disk.
     #![proptest_config(ProptestConfig { cases: 12, ..ProptestConfig::default() })]
 
     #[test]

@@ -1,13 +1,14 @@
-//! Texts and chains of versions that are longer than one page of the index.
+//! Texts and chains of versions that are too long for one page of the index.
 
 use tidegate_server::session::{AddedText, Owner, SessionId, Store, StoreOptions, TurnNote, VersionId};
 
 use crate::kit::{ANN, SOON, copies, empty, in_memory, note, open, snapshot, turn};
 
-/// Tokens that each turn adds, of two bytes each: a turn has less than a first page, and a few have more.
+/// Number of tokens that each turn adds, at two bytes each. One turn fits in the first page of a text, and a few turns
+/// do not.
 const ADDED: u64 = 20_000;
 
-/// Runs a turn that keeps `kept` tokens of the text and adds some of its own.
+/// Runs a turn that keeps `kept` tokens of the text and adds [`ADDED`] of its own.
 async fn long_turn(store: &Store, owner: Owner, id: &SessionId, kept: u64, number: u64) -> VersionId {
     let tokens = (0..ADDED).map(|at| 128 + ((at * 7 + number) % 16_000) as u32).collect();
     let text = Some(AddedText { kept, tokens, messages: Vec::new() });
@@ -22,7 +23,7 @@ async fn a_text_of_several_pages_is_read_whole_and_in_parts() {
     let id = store.create(ANN, empty()).await.expect("a session").id;
     let (mut expected, mut versions) = (Vec::new(), Vec::new());
     for number in 0..12 {
-        // Each turn takes back the end of the one before.
+        // Most turns remove the end of the turn before.
         let kept = (expected.len() as u64).saturating_sub(1000 * (number % 3));
         versions.push(long_turn(&store, ANN, &id, kept, number).await);
         expected.truncate(kept as usize);
@@ -35,7 +36,7 @@ async fn a_text_of_several_pages_is_read_whole_and_in_parts() {
         let (_, part) = store.text(ANN, &id, None, (Some(start), Some(end))).await.expect("the text");
         assert_eq!((part.total, &part.tokens[..]), (total, &expected[start as usize..end as usize]), "{start}..{end}");
     }
-    // The two texts share all but the last turn of each.
+    // These two texts share all but the last turn.
     let fork = store.fork(ANN, &id, copies(1), None).await.expect("a fork").remove(0).id;
     let one = long_turn(&store, ANN, &id, total, 100).await;
     let other = long_turn(&store, ANN, &fork, total, 200).await;

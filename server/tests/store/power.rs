@@ -1,7 +1,8 @@
-//! Power cuts at random operations of a random workload: what was synced is on the disk, and of everything else any part, in
-//! sectors of 512 bytes. Everything acknowledged must be there exactly, and nothing else by halves.
+//! Power cuts at random operations of a random workload. What was synced is on the disk, and of the rest any part may
+//! be, in sectors of 512 bytes. Everything acknowledged must be there exactly, and nothing may be there by halves.
 //!
-//! `TIDEGATE_CUTS=5000 TIDEGATE_SEED=7 cargo test -p tidegate-server --test store power` tries more, and others.
+//! `TIDEGATE_CUTS=5000 TIDEGATE_SEED=7 cargo test -p tidegate-server --test store power` tries more cuts, and other
+//! ones.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -22,7 +23,7 @@ use crate::sim_objects::SimObjects;
 
 const STEPS: usize = 30;
 
-/// Everything that an owner sees, by name.
+/// Everything that an owner can read, by name.
 type View = BTreeMap<String, String>;
 
 fn setting(name: &str, default: u64) -> u64 {
@@ -30,7 +31,7 @@ fn setting(name: &str, default: u64) -> u64 {
 }
 
 fn options() -> StoreOptions {
-    // Every snapshot is read from the disk.
+    // Without a cache in memory, every snapshot is read from the disk.
     StoreOptions { keep_versions: 3, ram_bytes: 0, ..in_folder(&PathBuf::from("/sessions")) }
 }
 
@@ -39,7 +40,7 @@ async fn open(disk: &SimDisk) -> Store {
     Store::open_on(Arc::new(disk.clone()), objects, options(), Arc::new(Plain)).await.expect("the store opens")
 }
 
-/// An owner, and the names of everything that it may store.
+/// An owner, and the ids of the responses that it may store.
 struct Lane {
     owner: Owner,
     responses: Vec<ResponseId>,
@@ -116,7 +117,7 @@ impl Lane {
             }
             6 => store.put_receipt(self.owner, &key.0, answer).await.expect("stored"),
             7 => {
-                // Another session's version.
+                // Adopts the version of another session.
                 let other = sessions.choose(random).expect("one of them is `session`");
                 drop(store.rewind(self.owner, id, &other.head.id, None, SOON).await.expect("adopted"));
             }
@@ -138,7 +139,7 @@ impl Lane {
     }
 }
 
-/// What a lane saw after each step, and the number of operations of the disk before and after it.
+/// What a lane saw after each step, and the number of disk operations before and after the step.
 #[derive(Default)]
 struct Seen {
     views: Vec<View>,
@@ -147,7 +148,7 @@ struct Seen {
 }
 
 impl Seen {
-    /// Checks what the lane sees after a cut.
+    /// Checks what the lane sees after a power cut.
     fn check(&self, view: &View, cut: usize, what: &str) {
         let acknowledged = self.done.iter().take_while(|done| **done <= cut).count();
         let is_open = self.begun.get(acknowledged).is_some_and(|begun| *begun <= cut);
@@ -204,13 +205,13 @@ async fn a_power_cut_loses_nothing_acknowledged_and_leaves_nothing_by_halves() {
             if tried % 3 != 0 {
                 continue;
             }
-            // The power fails again, during the recovery or soon after it.
+            // The power fails again, during recovery or soon after.
             let again = image.cut(random.random_range(0..=image.operations()), &mut random);
             let store = open(&again).await;
             for (lane, seen) in lanes.iter().zip(&seen) {
                 seen.check(&lane.view(&store).await, cut, &format!("{what}, and again"));
             }
-            // It works on.
+            // The store still works.
             lanes[0].step(&store, STEPS, &mut random).await;
             let view = lanes[0].view(&store).await;
             store.close().await.expect("closed");

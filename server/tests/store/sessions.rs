@@ -1,4 +1,4 @@
-//! Sessions: creating, reading, changing, forking, rewinding and removing them, and their owners.
+//! Sessions and their owners: creating, reading, changing, forking, rewinding and removing sessions.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -45,7 +45,7 @@ async fn a_turn_moves_the_head_and_its_snapshot_can_be_loaded() {
         assert_eq!(bytes, Plain.encode(&Snapshot::empty(1)));
         assert_eq!(store.receipt(ANN, "k").await, Ok(Some(b"answer".to_vec())));
         assert_eq!(store.receipt(BOB, "k").await, Ok(None));
-        // A turn dropped without a commit changes nothing.
+        // A turn that is dropped without a commit changes nothing.
         drop(store.begin(ANN, &made.id, None, NOW).await.expect("a turn"));
         assert_eq!(store.get(ANN, &made.id).await, Ok(after.clone()));
         let stale = store.begin(ANN, &made.id, Some(made.head.id.clone()), NOW).await.map(drop);
@@ -187,7 +187,7 @@ async fn other_owners_sessions_look_like_missing_ones() {
     assert_eq!(missing, errors(BOB, &id, &version, &response).await, "others cannot see that it is in use");
     assert!(missing.iter().all(|error| error.starts_with("no ") && error.ends_with(" has this id")), "{missing:?}");
     drop(held);
-    // A version of the owner's other sessions does not belong to this one either.
+    // A version of another session of the same owner does not belong to this session either.
     let mine = store.create(ANN, empty()).await.expect("a session").id;
     assert_eq!(store.load(ANN, &mine, Some(&version)).await.unwrap_err(), StoreError::NotFound { what: "version" });
     assert_eq!(list(&store, BOB, None, 5, false).await, Ok((Vec::new(), false)));
@@ -224,7 +224,7 @@ async fn sessions_are_listed_in_order_of_creation() {
 async fn a_session_expires_unless_it_is_used() {
     let every = Duration::from_millis(50);
     let (store, objects) = seen(StoreOptions { sweep_every: every, ..in_memory() }).await;
-    // Much longer than the pauses below, so that a busy machine keeps `used` in time.
+    // This is much longer than the pauses below, so that `used` does not expire on a busy machine.
     let short = Some(Duration::from_secs(4));
     let start = || tidegate_server::session::NewSession { ttl: short, ..new(Start::Snapshot(snapshot(1))) };
     let used = store.create(ANN, start()).await.expect("a session");

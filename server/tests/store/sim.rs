@@ -1,4 +1,4 @@
-//! A disk in memory that records every operation, loses power after any of them, and fails on demand.
+//! A simulated disk in memory. It records every operation, can lose power after any of them, and fails on demand.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,10 +11,10 @@ use rand::seq::SliceRandom as _;
 use rand::{Rng as _, SeedableRng as _};
 use tidegate_server::session::{Disk, DiskFile, OpenMode};
 
-/// What a disk writes completely or not at all.
+/// Number of bytes that a disk writes atomically.
 const SECTOR: usize = 512;
 
-/// An operation on the disk. Files are numbers; names point to them.
+/// An operation on the disk. Files are numbers, and names refer to them.
 #[derive(Clone, Debug)]
 enum Op {
     Create(PathBuf, usize),
@@ -26,7 +26,7 @@ enum Op {
     Sync(usize),
 }
 
-/// Names and the contents of the files.
+/// The names, and the contents of the files.
 #[derive(Clone, Debug, Default)]
 struct Image {
     names: BTreeMap<PathBuf, usize>,
@@ -52,7 +52,7 @@ fn put(content: &mut Vec<u8>, at: usize, bytes: &[u8]) {
     content[at..at + bytes.len()].copy_from_slice(bytes);
 }
 
-/// Which operations fail.
+/// Random failures: one in `one_in` operations fails.
 struct Faults {
     random: StdRng,
     one_in: u32,
@@ -71,7 +71,7 @@ struct State {
 }
 
 impl State {
-    /// Fails by chance, with a full or a broken disk.
+    /// Fails at random, because the disk is full or with another I/O error.
     fn chance(&mut self) -> io::Result<()> {
         let Some(Faults { random, one_in }) = &mut self.faults else { return Ok(()) };
         if !random.random_ratio(1, *one_in) {
@@ -91,7 +91,7 @@ impl State {
             return Err(io::Error::other("injected"));
         }
         if let Err(error) = self.chance() {
-            // Part of a failed write may be written.
+            // A failed write may still write a part.
             if let (Op::Write(file, at, bytes), Some(faults)) = (&op, &mut self.faults) {
                 let part = bytes[..faults.random.random_range(0..=bytes.len())].to_vec();
                 put(&mut self.now.files[*file], *at, &part);
@@ -113,7 +113,7 @@ impl State {
     }
 }
 
-/// The disk. Clones are the same disk.
+/// The simulated disk. All clones are the same disk.
 #[derive(Clone, Default)]
 pub(crate) struct SimDisk(Arc<Mutex<State>>);
 
@@ -132,54 +132,54 @@ impl SimDisk {
         Self(Arc::new(Mutex::new(State { before: image.clone(), now: image, ..State::default() })))
     }
 
-    /// Number of operations so far.
+    /// Returns the number of operations so far.
     pub(crate) fn operations(&self) -> usize {
         self.state().log.len()
     }
 
-    /// Number of files and folders synced so far.
+    /// Returns how often a file or folder was synced so far.
     pub(crate) fn syncs(&self) -> usize {
         self.state().log.iter().filter(|op| matches!(op, Op::Sync(_) | Op::SyncFolder(_))).count()
     }
 
-    /// Lets one in `one_in` of the operations fail from now on, or none.
+    /// From now on, lets one in `one_in` operations fail, or none.
     pub(crate) fn fail(&self, seed: u64, one_in: Option<u32>) {
         self.state().faults = one_in.map(|one_in| Faults { random: StdRng::seed_from_u64(seed), one_in });
     }
 
-    /// Lets the next sync of a file fail.
+    /// Makes the next sync of a file fail.
     pub(crate) fn fail_sync(&self, path: &FilePath) {
         self.state().fails_sync = Some(path.to_owned());
     }
 
-    /// Number of operations that have failed.
+    /// Returns the number of operations that failed at random.
     pub(crate) fn failed(&self) -> usize {
         self.state().failed
     }
 
-    /// Number of those that failed because the disk was full.
+    /// Returns how many of these failed because the disk was full.
     pub(crate) fn full(&self) -> usize {
         self.state().full
     }
 
-    /// A file's content.
+    /// Returns a file's content.
     pub(crate) fn content(&self, path: &FilePath) -> Option<Vec<u8>> {
         let state = self.state();
         state.find(path).ok().map(|file| state.now.files[file].clone())
     }
 
-    /// All files, with their lengths.
+    /// Returns all files with their lengths.
     pub(crate) fn files(&self) -> Vec<(PathBuf, u64)> {
         let state = self.state();
         state.now.names.iter().map(|(path, file)| (path.clone(), state.now.files[*file].len() as u64)).collect()
     }
 
-    /// The disk as the process leaves it if it is killed now. What it still writes is lost.
+    /// Returns the disk as the process leaves it if it is killed now. Its later writes are not on that disk.
     pub(crate) fn killed(&self) -> Self {
         Self::of(self.state().now.clone())
     }
 
-    /// The disk as it may look if the power fails after the first `operations`.
+    /// Returns a disk as it may look if the power fails after the first `operations`.
     pub(crate) fn cut(&self, operations: usize, random: &mut StdRng) -> Self {
         let state = self.state();
         let mut image = state.before.clone();
@@ -209,7 +209,7 @@ impl SimDisk {
                 }
             }
         }
-        // Names reach the disk in order up to some moment, or any of them.
+        // Unsynced changes of names reach the disk in order up to some point, or any of them do.
         let (until, any) = (random.random_range(0..=names.len()), random.random_ratio(1, 3));
         for (at, op) in names.into_iter().enumerate() {
             if if any { random.random() } else { at < until } {
@@ -223,7 +223,7 @@ impl SimDisk {
     }
 }
 
-/// The folder whose names an operation changes.
+/// Returns the folder in which an operation changes a name.
 fn folder(op: &Op) -> Option<&FilePath> {
     match op {
         Op::Create(path, _) | Op::Rename(_, path, _) | Op::Remove(path) => path.parent(),
@@ -231,7 +231,8 @@ fn folder(op: &Op) -> Option<&FilePath> {
     }
 }
 
-/// Applies some of the operations that were not synced: each sector has any of the contents that it had since.
+/// Applies some of the operations that were not synced, so that each sector has any content that it had since the last
+/// sync.
 fn tear(content: &mut Vec<u8>, ops: &[&Op], random: &mut StdRng) {
     let mut lengths = vec![content.len()];
     let mut pieces: Vec<(usize, Vec<u8>)> = Vec::new();
@@ -261,14 +262,14 @@ fn tear(content: &mut Vec<u8>, ops: &[&Op], random: &mut StdRng) {
     }
     match random.random_range(0..4) {
         0 => return,
-        // Everything up to some moment.
+        // All writes up to some point.
         1 => pieces.truncate(random.random_range(0..=pieces.len())),
-        // Any of them, in any order.
+        // Any of the writes, in any order.
         2 => {
             pieces.retain(|_| random.random());
             pieces.shuffle(random);
         }
-        // Each sector as it was at some moment.
+        // Each sector up to a point of its own.
         _ => {
             let mut of_sector: BTreeMap<usize, Vec<(usize, Vec<u8>)>> = BTreeMap::new();
             for piece in pieces.drain(..) {

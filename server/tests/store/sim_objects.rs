@@ -15,7 +15,8 @@ use tidegate_server::session::{Disk as _, OpenMode};
 
 use crate::sim::SimDisk;
 
-/// Objects as files on the disk, written as `LocalFileSystem` does: under another name, synced, renamed, folder synced.
+/// Objects as files on the disk. They are written as `LocalFileSystem` does it: under a temporary name, then synced and
+/// renamed, and the folder synced.
 #[derive(Debug)]
 pub(crate) struct SimObjects {
     pub(crate) disk: SimDisk,

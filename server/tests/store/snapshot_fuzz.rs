@@ -1,9 +1,9 @@
-//! Random changes to snapshot files: a changed file is refused, or is the file of another valid snapshot.
+//! Fuzzes snapshot files. A changed file is either refused or a valid file of another snapshot.
 
 use crate::fuzz;
 use crate::snapshots::{DIGEST, PINNED, PINNED_SIGNED, PLAIN, SIGNING, digested};
 
-/// Names of the header and numbers at the edges of types.
+/// Strings to insert: names in the header, and numbers at the limits of types.
 const WORDS: [&str; 16] = [
     "\"read\":",
     "\"pending\":",
@@ -27,7 +27,7 @@ const WORDS: [&str; 16] = [
 fn a_changed_snapshot_is_refused_or_valid() {
     let unsigned = PINNED[..PINNED.len() - DIGEST].to_vec();
     for fuzz::Input { number, bytes, .. } in fuzz::inputs(&[unsigned], &WORDS) {
-        // Without its digest, every change would end at the first check.
+        // The digest is computed anew, because otherwise every change would fail the first check.
         let bytes = digested(bytes);
         assert!(SIGNING.import(&bytes).is_err(), "input {number} has no signature");
         let Ok((snapshot, _)) = PLAIN.import(&bytes) else { continue };

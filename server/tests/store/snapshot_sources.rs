@@ -1,4 +1,5 @@
-//! Snapshot files of encoder-decoders, whose state includes a source, and of decoders, which do not mention sources.
+//! Snapshot files of encoder-decoders, whose state includes a source, and of decoders, whose files do not mention
+//! sources.
 
 use std::sync::LazyLock;
 
@@ -7,7 +8,7 @@ use sha2::{Digest, Sha256};
 use tidegate_model::{SamplerState, StateLayout};
 use tidegate_server::session::{Answer, Codec, Fingerprint, FormatError, History, Snapshot};
 
-/// The bytes that the script under "Example" in `docs/snapshot-format.md` writes, without any code of this server.
+/// The bytes that the script under "Example" in `docs/snapshot-format.md` writes without any code of this server.
 const PINNED: &[u8] = include_bytes!("fixtures/snapshot-v1-source.bin");
 const PINNED_DECODER: &[u8] = include_bytes!("fixtures/snapshot-v1.bin");
 
@@ -21,7 +22,7 @@ fn codec(layout: StateLayout, sources: usize) -> Codec {
     Codec { fingerprint, layout, vocab_size: 16, greatest: Vec::new(), sources, keys: None }
 }
 
-/// Five tokens of a source, then two of a text.
+/// Returns the snapshot in [`PINNED`], after five tokens of a source and two of a text.
 fn pinned() -> Snapshot {
     let number = |i: u8| (f32::from(i) + 0.1) / if i.is_multiple_of(2) { 7.0 } else { -7.0 };
     Snapshot {
@@ -35,7 +36,7 @@ fn pinned() -> Snapshot {
     }
 }
 
-/// Header, tensor header, and numbers.
+/// Returns a file's header, tensor header, and numbers.
 fn parts(file: &[u8]) -> (Value, Value, Vec<u8>) {
     let header = 24 + u32::from_le_bytes(file[12..16].try_into().unwrap()) as usize;
     let body = &file[header..file.len() - 32];
@@ -44,7 +45,7 @@ fn parts(file: &[u8]) -> (Value, Value, Vec<u8>) {
     (json(&file[24..header]), json(&body[8..tensors]), body[tensors..].to_vec())
 }
 
-/// The result of decoding a file with changed parts.
+/// Returns the error for a file with changed parts.
 fn changed(file: &[u8], codec: &Codec, change: impl FnOnce(&mut Value, &mut Value, &mut Vec<u8>)) -> FormatError {
     let (mut header, mut tensors, mut data) = parts(file);
     change(&mut header, &mut tensors, &mut data);
@@ -62,7 +63,7 @@ fn the_pinned_file_can_be_read() {
     assert_eq!(CODEC.decode(PINNED), Ok(pinned()));
     assert_eq!(CODEC.encode(&pinned()), PINNED);
     assert!(PINNED.len() <= CODEC.max_encoded_bytes());
-    // A conversation before its first source has no state at all.
+    // Before its first source, a conversation has no state at all.
     let empty = Snapshot::empty(3);
     assert_eq!(CODEC.decode(&CODEC.encode(&empty)), Ok(empty));
 }
@@ -96,7 +97,7 @@ fn another_layout_is_refused_by_name() {
 fn an_incomplete_source_is_refused() {
     for tensor in ["cross", "source"] {
         let refused = changed(PINNED, &CODEC, |header, tensors, data| {
-            // All but this one; the numbers after it move up.
+            // Removes this tensor, and moves the later ones up.
             let gone = tensors.as_object_mut().unwrap().remove(tensor).unwrap();
             let at = |offset: usize| usize::try_from(gone["data_offsets"][offset].as_u64().unwrap()).unwrap();
             data.drain(at(0)..at(1));
@@ -115,7 +116,7 @@ fn an_incomplete_source_is_refused() {
         changed(PINNED, &CODEC, |_, _, data| data[4 * at..4 * at + 4].copy_from_slice(&number.to_le_bytes()))
     };
     assert_eq!(number(3, f32::NAN), FormatError::NotFinite { tensor: "cross", at: 3 });
-    // The longest source, and all that was read.
+    // The number of source tokens is whole, at least 1, and at most that of the longest source and of all tokens read.
     for found in [0.0, -1.0, 2.5, 7.0, f32::INFINITY, f32::NAN] {
         assert_eq!(number(18, found), FormatError::Source { found: found.to_string(), max: 6 });
     }

@@ -1,4 +1,4 @@
-//! Snapshot files with their conversation: a pinned one, and files that claim what they do not have.
+//! Snapshot files with a conversation: a pinned file, and files that claim what they do not have.
 
 use std::sync::LazyLock;
 
@@ -14,7 +14,7 @@ use crate::snapshots::{DIGEST, digested};
 
 const PINNED: &[u8] = include_bytes!("fixtures/snapshot-v2.bin");
 
-/// Bytes before the header, and the places of the lengths in them.
+/// Number of bytes before the header, and the positions of the lengths in them.
 const PREFIX: usize = 40;
 const BODY: usize = 16;
 const DESCRIPTION: usize = 24;
@@ -30,7 +30,7 @@ fn codec(secret: Option<&[u8]>) -> Codec {
     Codec { fingerprint, layout, vocab_size: 16, greatest: Vec::new(), sources: 0, keys }
 }
 
-/// What the pinned file has.
+/// Returns the contents of the pinned file.
 fn pinned() -> (Snapshot, Conversation) {
     let snapshot = Snapshot {
         state: (0..10).map(|i| (i as f32 + 0.1) / if i % 2 == 0 { 7.0 } else { -7.0 }).collect(),
@@ -71,9 +71,9 @@ fn the_pinned_file_is_read_and_written_again() {
     assert_eq!(PLAIN.import(PINNED), Ok(pinned()));
     let (snapshot, conversation) = pinned();
     assert_eq!(PLAIN.encode_conversation(&snapshot, &conversation), PINNED);
-    // Its state can be read without the conversation too.
+    // The state can also be read without the conversation.
     assert_eq!(PLAIN.decode(PINNED), Ok(snapshot.clone()));
-    // A server that keeps no text writes a file without one.
+    // A server that keeps no texts writes a file without one.
     let without = Conversation { text: None, ..conversation };
     let file = PLAIN.encode_conversation(&snapshot, &without);
     assert_eq!(PLAIN.import(&file), Ok((snapshot, without)));
@@ -92,7 +92,7 @@ fn the_signature_covers_the_conversation() {
         assert!(signing.import(&changed).is_err(), "byte {at}");
         let end = file.len() - 2 * DIGEST;
         if at < end {
-            // The digest is right again, and the signature is not.
+            // Here the digest is correct again, but the signature is not.
             let mut changed = digested(changed[..end].to_vec());
             changed.extend_from_slice(&file[end + DIGEST..]);
             assert!(signing.import(&changed).is_err(), "byte {at}");
@@ -104,7 +104,7 @@ fn length(at: usize) -> usize {
     u64::from_le_bytes(PINNED[at..at + 8].try_into().unwrap()) as usize
 }
 
-/// The pinned file with another description and text.
+/// Imports the pinned file with another description and text.
 fn with(description: &[u8], text: &[u8]) -> Result<(Snapshot, Conversation), FormatError> {
     let header = u32::from_le_bytes(PINNED[12..16].try_into().unwrap()) as usize;
     let mut file = PINNED[..PREFIX + header + length(BODY)].to_vec();
@@ -158,17 +158,17 @@ fn a_text_that_the_state_has_not_read_is_refused() {
         changed[at] = byte;
         changed
     };
-    // Version, tokens of a parent's text, declared tokens.
+    // The version, the number of tokens kept of a parent's text, and the declared number of tokens.
     refused(&edited(0, 2), "unknown form");
     refused(&edited(1, 1), "unknown form");
     refused(&edited(2, 7), "unknown form");
     refused(&edited(2, 5), "another number");
-    // Tokens in the state, in what is pending, and outside the vocabulary.
+    // A token that the state has read, a pending one, and one outside the vocabulary.
     refused(&edited(6, 4), "not the text");
     refused(&edited(11, 8), "not the text");
     refused(&edited(8, 16), "vocabulary");
     for length in 1..text.len() {
-        // The messages may end anywhere between two of them.
+        // A cut may fall between two messages, so not every cut is refused.
         drop(with(description.as_bytes(), &text[..length]));
     }
     refused(&text[..text.len() - 1], "unknown form");
@@ -180,7 +180,7 @@ fn messages_that_no_writer_makes_are_refused() {
     const NONE: u8 = 3 << 4;
     let (description, text) = parts();
     let description = description.to_string();
-    // The head up to the number of messages, and the rest up to the first message.
+    // `head` ends before the number of messages, and `tokens` before the first message.
     let (head, tokens) = (&text[..3], &text[4..12]);
     let file = |declared: &[u8], messages: &[u8]| {
         with(description.as_bytes(), &[head, declared, tokens, messages].concat()).map(|found| found.1.text)
@@ -189,7 +189,7 @@ fn messages_that_no_writer_makes_are_refused() {
         Err(FormatError::Text { reason: found }) => assert!(found.contains(reason), "{found}"),
         found => panic!("{messages:?}: {found:?}"),
     };
-    // As LEB128, 10,000 and 10,001.
+    // 10,000 and 10,001 as LEB128.
     let (most, more) = ([0x90, 0x4e], [0x91, 0x4e]);
     assert_eq!(file(&most, &[NONE; 10_000]).unwrap().unwrap().messages.len(), 10_000);
     refused(&more, &[NONE; 10_001], "10,000");
@@ -199,7 +199,7 @@ fn messages_that_no_writer_makes_are_refused() {
     refused(&[1], &[NONE, NONE | 8], "more messages");
     refused(&[2], &[NONE, NONE | 8], "continues");
     refused(&[1], &[NONE | 8], "continues");
-    // Tokens, and bytes of them.
+    // Messages that are ranges of tokens, and messages that are ranges of their bytes.
     for kind in [0, 1 << 4] {
         assert!(file(&[2], &[kind, 0, 4, kind, 4, 6]).is_ok());
         assert!(file(&[2], &[kind, 6, 6, kind, 6, 6]).is_ok());
@@ -233,12 +233,12 @@ fn further_fields_of_a_message_are_bounded() {
     let most = with_fields(1 << 20);
     let file = PLAIN.encode_conversation(&snapshot, &most);
     assert_eq!(PLAIN.import(&file), Ok((snapshot.clone(), most)));
-    // A writer leaves the text out, and a file that has it is refused.
+    // A writer leaves out such a text, and a file that has one is refused.
     let file = PLAIN.encode_conversation(&snapshot, &with_fields((1 << 20) + 1));
     assert_eq!(PLAIN.import(&file), Ok((snapshot, Conversation { text: None, ..conversation.clone() })));
     let (description, text) = parts();
     let fields = format!("{{\"name\":\"{}\"}}", "x".repeat((1 << 20) - 10));
-    // One message without content, its fields, and as LEB128 their length.
+    // One message without content: its kind, the length of its fields as LEB128, and the fields.
     let message = [&[3 << 4 | 1 << 6, 0x81, 0x80, 0x40], fields.as_bytes()].concat();
     let text = [&text[..3], &[1], &text[4..12], &message].concat();
     match with(description.to_string().as_bytes(), &text) {

@@ -1,4 +1,4 @@
-//! Snapshot files: what is written can be read, pinned files stay readable, and invalid files are refused.
+//! Snapshot files: what was written can be read, pinned files stay readable, and invalid files are refused.
 
 use std::sync::LazyLock;
 
@@ -26,7 +26,7 @@ fn codec(layout: StateLayout, secret: Option<&[u8]>) -> Codec {
     Codec { fingerprint, layout, vocab_size: 16, greatest: Vec::new(), sources: 0, keys }
 }
 
-/// The contents of the pinned files: every part is present, and no number is round.
+/// Returns the contents of the pinned files. Every part is present, and no number is round.
 fn pinned() -> Snapshot {
     let counts = vec![(0, 2), (3, 0), (7, 1 << 31 | 5), (15, u32::MAX)];
     Snapshot {
@@ -42,7 +42,7 @@ fn pinned() -> Snapshot {
 
 // ---- Hand-made files
 
-/// A file around any header and body, with correct lengths and digest.
+/// Returns a file with any header and body, and with correct lengths and digest.
 fn framed(header: &[u8], body: &[u8]) -> Vec<u8> {
     let lengths = (&(header.len() as u32).to_le_bytes(), &(body.len() as u64).to_le_bytes());
     digested([b"TIDEGT\r\n\x01\0\0\0", &lengths.0[..], lengths.1, header, body].concat())
@@ -54,18 +54,18 @@ pub(crate) fn digested(mut bytes: Vec<u8>) -> Vec<u8> {
     bytes
 }
 
-/// Header and body of an unsigned file.
+/// Returns the header and the body of an unsigned file.
 fn parts(file: &[u8]) -> (&[u8], &[u8]) {
     let header = u32::from_le_bytes(file[12..16].try_into().unwrap()) as usize;
     file[PREFIX..file.len() - DIGEST].split_at(header)
 }
 
-/// A safetensors blob.
+/// Returns a safetensors file.
 fn blob(header: &str, data: &[u8]) -> Vec<u8> {
     [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), data].concat()
 }
 
-/// The error for the pinned file with a changed header.
+/// Returns the error for the pinned file with a changed header.
 fn with_header(edit: impl FnOnce(&mut Value)) -> FormatError {
     let (header, body) = parts(PINNED);
     let mut header = serde_json::from_slice(header).unwrap();
@@ -73,26 +73,26 @@ fn with_header(edit: impl FnOnce(&mut Value)) -> FormatError {
     PLAIN.decode(&framed(header.to_string().as_bytes(), body)).expect_err(&header.to_string())
 }
 
-/// The error for the pinned file with another body.
+/// Returns the error for the pinned file with another body.
 fn with_body(body: &[u8]) -> FormatError {
     PLAIN.decode(&framed(parts(PINNED).0, body)).expect_err("another body")
 }
 
-/// The tensors of the pinned file, as its header describes them.
+/// Returns the tensor header and the tensor data of the pinned file.
 fn tensors() -> (Value, Vec<u8>) {
     let body = parts(PINNED).1;
     let length = u64::from_le_bytes(body[..8].try_into().unwrap()) as usize;
     (serde_json::from_slice(&body[8..8 + length]).unwrap(), body[8 + length..].to_vec())
 }
 
-/// The error for the pinned file with changed tensors.
+/// Returns the error for the pinned file with changed tensors.
 fn with_tensors(edit: impl FnOnce(&mut Value, &mut Vec<u8>)) -> FormatError {
     let (mut header, mut data) = tensors();
     edit(&mut header, &mut data);
     with_body(&blob(&header.to_string(), &data))
 }
 
-/// Checks everything that the rest of the server relies on.
+/// Checks everything that the rest of the server assumes about a snapshot.
 fn holds(codec: &Codec, snapshot: &Snapshot) {
     assert_eq!(snapshot.state.len(), if snapshot.read > 0 { codec.layout.numbers() } else { 0 });
     assert!(snapshot.state.iter().all(|number| number.is_finite()));
@@ -113,13 +113,13 @@ fn holds(codec: &Codec, snapshot: &Snapshot) {
 fn the_pinned_files_can_be_read() {
     assert_eq!(PLAIN.decode(PINNED), Ok(pinned()));
     assert_eq!(SIGNING.decode(PINNED_SIGNED), Ok(pinned()));
-    // A server without a secret reads signed files too.
+    // A server without a secret also reads signed files.
     assert_eq!(PLAIN.decode(PINNED_SIGNED), Ok(pinned()));
     assert_eq!(PLAIN.encode(&pinned()), PINNED);
     assert_eq!(SIGNING.encode(&pinned()), PINNED_SIGNED);
 }
 
-/// Beginnings of characters.
+/// Incomplete UTF-8 characters.
 const BEGUN: [&[u8]; 4] = [b"", b"\xc3", b"\xe2\x82", b"\xf0\x9f\x8c"];
 
 prop_compose! {
@@ -154,7 +154,7 @@ proptest! {
         let read = codec.decode(&bytes).unwrap();
         holds(&codec, &read);
         prop_assert_eq!(&read, &snapshot);
-        // Compared as bits, because -0.0 equals 0.0.
+        // Compares bits, because -0.0 equals 0.0.
         prop_assert!(read.state.iter().map(|x| x.to_bits()).eq(snapshot.state.iter().map(|x| x.to_bits())));
         prop_assert_eq!(codec.encode(&read), bytes);
         match codec.seal(&snapshot, &context) {
@@ -364,7 +364,7 @@ fn only_signatures_of_the_right_secret_are_accepted() {
     assert_eq!(SIGNING.decode(PINNED), Err(FormatError::SignatureMissing));
     let other = codec(LAYOUT, Some(b"another secret than the first, 2"));
     assert_eq!(other.decode(PINNED_SIGNED), Err(FormatError::SignatureWrong));
-    // A second digest is as long as a signature, but is none.
+    // A second digest is as long as a signature, but is not one.
     assert_eq!(SIGNING.decode(&digested(PINNED.to_vec())), Err(FormatError::SignatureWrong));
     let end = FormatError::Signed { header: "null".to_owned(), end: "with" };
     assert_eq!(PLAIN.decode(&digested(PINNED.to_vec())), Err(end));

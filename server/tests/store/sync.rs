@@ -1,5 +1,5 @@
-//! Takes the place of the server's module `sync` in the code that `models` includes: shuttle decides which thread runs
-//! next at each of these operations, so that a test sees many orders of its threads, the same ones each time.
+//! Replaces the server's module `sync` in the files that `models` includes. At each of these operations, shuttle
+//! decides which thread runs next, so a test sees many thread interleavings, and the same ones in each run.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -17,21 +17,21 @@ use shuttle::{Config, Runner};
 use tokio::sync::oneshot::Receiver;
 use tokio::sync::oneshot::error::RecvError;
 
-/// Runs of each test with each scheduler.
+/// How often each scheduler runs a test.
 const RUNS: usize = 1000;
 
-/// Changes of priority in a run, at most. Most bugs need few.
+/// Maximum number of priority changes in a run. Most bugs need only a few.
 const DEPTH: usize = 3;
 
-/// Bytes of a thread's stack; code that is not optimised needs more than shuttle's default.
+/// Size of a thread's stack in bytes. Unoptimized code needs more than shuttle's default.
 const STACK: usize = 256 << 10;
 
-/// A longer time never ends in the model.
+/// A timeout of this length or more never expires in the model.
 const SOON: Duration = Duration::from_secs(1);
 
 pub(crate) fn check(test: impl Fn() + Send + Sync + 'static) {
     let test = Arc::new(move || {
-        // The second scheduler refuses what has one thread only.
+        // The second scheduler refuses a test with only one thread.
         let other = thread::spawn(|| {});
         test();
         other.join().expect("the thread ends");
@@ -46,7 +46,7 @@ fn run(scheduler: impl Scheduler + 'static, test: Arc<impl Fn() + Send + Sync + 
     Runner::new(scheduler, config).run(move || test());
 }
 
-/// As tokio's, but a short time ends at any moment, whatever the clock says.
+/// Like tokio's `timeout`, except that a short timeout may expire at any moment, whatever the clock says.
 pub(crate) async fn timeout<F: Future>(wait: Duration, future: F) -> Result<F::Output, ()> {
     let mut future = pin!(future);
     poll_fn(|context| match future.as_mut().poll(context) {

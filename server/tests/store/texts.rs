@@ -1,4 +1,5 @@
-//! The texts of versions: shared by forks, longer-lived than snapshots, counted, and removed with the last reference.
+//! The texts of versions. Forks share them, they outlive snapshots, they count toward budgets, and they are removed
+//! with their last reference.
 
 use std::fs;
 
@@ -69,7 +70,7 @@ async fn a_stop_string_that_reaches_back_several_turns_removes_their_tokens() {
     commit(3, vec![8]).await;
     commit(2, vec![9]).await;
     assert_eq!(tokens(&store, ANN, &id, None).await, [1, 1, 9]);
-    // A new source replaces everything.
+    // A new source replaces the whole text.
     commit(0, vec![10, 11]).await;
     assert_eq!(tokens(&store, ANN, &id, None).await, [10, 11]);
 }
@@ -99,8 +100,8 @@ async fn a_long_conversation_is_removed_in_bounded_transactions() {
     let (id, _) = conversation(&store, 1800).await;
     let before = store.stats().transactions;
     store.delete(ANN, &id).await.expect("deleted");
-    // The deletion, and batches of 500 of the 1,801 texts. Garbage takes further ones. They are counted after their changes
-    // can be seen.
+    // At least five transactions: the deletion, and four batches of up to 500 of the 1,801 texts. Their count grows
+    // only after their changes are visible.
     let done = async || store.stats().text_bytes == 0 && store.stats().transactions >= before + 5;
     until("no texts after several transactions", done).await;
 }
@@ -138,7 +139,7 @@ async fn a_server_that_keeps_no_text_says_so_and_later_turns_have_none_either() 
         assert!(matches!(refused, StoreError::TextNotKept { .. }), "{refused}");
     }
     assert_eq!(store.stats().text_bytes, 0);
-    // What begins with an empty text is complete.
+    // A session that begins with an empty text has its complete text.
     let id = store.create(ANN, empty()).await.expect("a session").id;
     assert_eq!(tokens(&store, ANN, &id, None).await, [0_u32; 0]);
     speak(&store, ANN, &id, 4).await.expect("a turn");
@@ -148,7 +149,7 @@ async fn a_server_that_keeps_no_text_says_so_and_later_turns_have_none_either() 
 #[tokio::test]
 async fn a_damaged_text_costs_no_turn() {
     const TEXTS: redb::TableDefinition<'_, &str, &[u8]> = redb::TableDefinition::new("texts");
-    // A row that cannot be parsed, one of a text that is too short, and one that is not counted.
+    // A row that cannot be parsed, a row of a text that is too short, and a row without a reference count.
     for damage in [Some(&[9_u8][..]), Some(&[1, 0, 0, 0, 0, 0]), None] {
         let folder = tempfile::tempdir().expect("a folder");
         let store = open(in_folder(folder.path())).await;
@@ -214,7 +215,7 @@ async fn texts_count_towards_the_budgets_and_are_reserved_before_a_turn_runs() {
         let refused = turn.reserve_text(budget - used, 2, 0).await.expect_err("too much text");
         assert_eq!(matches!(refused, StoreError::Quota { .. }), by_owner, "{refused}");
         turn.reserve_text(100, 2, 0).await.expect("space");
-        // What is reserved is not available to others.
+        // Reserved space is not available to others.
         let long = |tokens: u64| AddedText { tokens: vec![1; tokens as usize], ..AddedText::default() };
         let rest = budget - used - BYTES - 100;
         assert!(store.create(ANN, new(Start::Read(snapshot(2), long(rest - BYTES)))).await.is_err());
@@ -245,7 +246,7 @@ async fn stored_responses_share_their_texts_too() {
     (new_response.parent, new_response.text) = (Some(parent), Some(added(2, 2)));
     store.put_response(ANN, &second, new_response, None).await.expect("stored");
     store.delete_response(ANN, &first).await.expect("deleted");
-    // A session that starts from the other has both.
+    // A session that starts from the second response has the texts of both.
     let version = store.response(ANN, &second).await.expect("the response").1;
     let id = store.create(ANN, new(Start::Version(version))).await.expect("a session").id;
     store.delete_response(ANN, &second).await.expect("deleted");

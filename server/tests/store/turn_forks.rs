@@ -1,4 +1,4 @@
-//! Turns that leave forks: with the new version, in one transaction, or not at all.
+//! Turns that leave forks. The forks are stored in the same transaction as the new version, or not at all.
 
 use std::sync::atomic::Ordering;
 
@@ -34,7 +34,7 @@ async fn a_turn_commits_its_forks_in_the_same_transaction() {
         let kept: Vec<_> = kept.into_iter().filter(|version| version.kept).map(|version| version.id).collect();
         assert_eq!(kept.len(), 3, "as many as any session keeps");
         assert!(kept.contains(&before.head.id) && kept.contains(&fork.version));
-        // It is a session like any other.
+        // The fork is a session like any other.
         turn(&store, ANN, &fork.id, number + 10).await.expect("a turn");
     }
     agree(&store, &*objects, &[ANN], &[]).await;
@@ -79,7 +79,7 @@ async fn forks_that_are_not_allowed_are_refused_before_the_turn_runs() {
     begun.reserve_forks(2).await.expect("two more sessions");
     let refused = begun.reserve_forks(3).await;
     assert!(matches!(refused, Err(StoreError::Quota { quota: "sessions", bound: 3, found: 4 })), "{refused:?}");
-    // Sessions that were created since are found at the commit.
+    // The commit also counts sessions that were created since the reservation.
     begun.leave_forks(vec![fork(7), fork(8)]);
     store.create(ANN, empty()).await.expect("another session");
     let late = begun.commit(snapshot(6), note(), None, VersionId::new()).await;

@@ -1,4 +1,4 @@
-//! Refusals of folders that are used or of another version, and maintenance that was interrupted.
+//! Folders that are refused because they are in use or of a later version, and maintenance that was interrupted.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ use crate::sim_objects::SimObjects;
 const VERSIONS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("versions");
 const TOTALS: TableDefinition<'_, &str, u64> = TableDefinition::new("totals");
 
-/// Changes the index behind the store's back.
+/// Changes the index directly, not through a store.
 fn change(folder: &Path, work: impl FnOnce(&redb::WriteTransaction)) {
     let index = redb::Database::open(folder.join("index.redb")).expect("the index");
     let transaction = index.begin_write().expect("a transaction");
@@ -45,7 +45,7 @@ async fn a_journal_of_a_later_version_is_refused_and_left_as_it_is() {
         repair(folder.path()).await.expect_err("refused").to_string(),
         backup(folder.path(), copy.path()).expect_err("refused").to_string(),
     ];
-    // Without the index, it must not be rebuilt from what cannot be read.
+    // Without the index file, the index must not be rebuilt from a journal that cannot be read.
     fs::remove_file(folder.path().join("index.redb")).expect("removed");
     for told in told.into_iter().chain([refusal(folder.path()).await]) {
         assert!(told.contains("index.journal") && told.contains("version 2") && told.contains("version 1"), "{told}");
@@ -64,7 +64,7 @@ async fn an_index_of_a_later_version_is_refused() {
     for told in [refusal(folder.path()).await, check(folder.path()).expect_err("refused").to_string()] {
         assert!(told.contains("index.redb") && told.contains("version 7") && told.contains("version 1"), "{told}");
     }
-    // The same for a later file format of redb, which has its version in both commit slots.
+    // A later file format of redb is refused too. Both commit slots contain its version.
     let path = folder.path().join("index.redb");
     let mut bytes = fs::read(&path).expect("the index");
     (bytes[64], bytes[192]) = (4, 4);
@@ -153,9 +153,9 @@ async fn a_session_is_not_rewound_to_a_version_without_a_row() {
     fs::remove_file(object(folder.path(), &lost)).expect("removed");
     let report = repair(folder.path()).await.expect("repaired");
     let store = open(folder.path()).await;
-    // The version before the lost one has a snapshot, but no row.
+    // The version before the lost one has a snapshot but no row, so the session is rewound past it.
     assert_eq!(store.load(*owner, id, None).await.expect("rewound").1, state(4), "{:?}", report.repaired);
-    // A head without a row is not readable either.
+    // A head without a row cannot be read either.
     assert_eq!(store.load(BOB, &other, None).await.expect("rewound").1, state(2), "{:?}", report.repaired);
 }
 
@@ -165,7 +165,7 @@ async fn an_interrupted_restore_is_completed_by_the_next() {
     let [from, copy, to] = [&from, &copy, &to].map(|it| it.as_ref().expect("a folder").path());
     let sessions = fill(from).await;
     backup(from, copy).expect("a backup");
-    // The index cannot be written.
+    // A folder in its place prevents the index from being written.
     fs::create_dir(to.join("index.new")).expect("a folder in the way");
     restore(copy, to).expect_err("interrupted");
     assert!(to.join("index.journal").exists() && !to.join("index.redb").exists());
@@ -188,7 +188,7 @@ async fn on(disk: &SimDisk) -> Store {
     Store::open_on(Arc::new(disk.clone()), objects, in_folder(&folder), codec()).await.expect("the store opens")
 }
 
-/// The sessions of a store, each with everything that clients see of it.
+/// Returns a description of each session of a store: everything that clients see of it.
 async fn described(store: &Store) -> Vec<String> {
     let mut seen = Vec::new();
     for owner in [ANN, BOB] {
@@ -218,7 +218,7 @@ async fn an_import_syncs_in_batches_and_can_be_repeated_after_a_power_cut() {
     let folder = Path::new("/sessions");
     let moved = import(Arc::new(disk.clone()), folder, files.path()).await.expect("imported");
     assert_eq!((moved.sessions, moved.snapshots), (40, 40));
-    // One for each object and each of its folders, and a few for the index.
+    // At most one sync for each object and for each of their folders, and a few for the index.
     assert!(disk.syncs() < 2 * 40 + 40, "{} syncs", disk.syncs());
     let operations = disk.operations();
     let whole = described(&on(&disk).await).await;
@@ -246,7 +246,7 @@ async fn texts_that_are_damaged_or_counted_wrongly_are_found_and_repaired() {
     store.close().await.expect("closed");
     let lines = || view(folder.path(), &sessions);
     let before = lines().await;
-    // The middle version's count is wrong, and a text of nobody is there.
+    // Gives the middle version a wrong count.
     let refs: TableDefinition<&str, (&[u8; 16], u64, u64)> = TableDefinition::new("text_refs");
     let texts: TableDefinition<&str, &[u8]> = TableDefinition::new("texts");
     change(folder.path(), |transaction| {
@@ -259,7 +259,7 @@ async fn texts_that_are_damaged_or_counted_wrongly_are_found_and_repaired() {
     assert!(problems.len() == 1 && problems[0].contains("counted wrongly"), "{problems:?}");
     assert_eq!(repair(folder.path()).await.expect("repaired").problems, [""; 0]);
     assert_eq!(lines().await, before);
-    // A row that cannot be read takes those that continue it along.
+    // If a row cannot be read, the texts that continue it are lost too.
     change(folder.path(), |transaction| {
         let mut texts = transaction.open_table(texts).expect("the texts");
         texts.insert(versions[1].id.as_str(), &[9_u8][..]).expect("written");

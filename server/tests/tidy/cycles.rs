@@ -1,8 +1,8 @@
 //! Import cycles between the files of one crate.
 //!
-//! A file imports the file that defines the item it names: a path is followed through folders and through
-//! `pub use`. Naming a module, declaring one with `mod`, and re-exporting an item import nothing by themselves.
-//! Method calls and trait implementations leave no path in the text, so they are not seen.
+//! A file imports another if it names an item that the other defines. A path is followed through folders and through
+//! `pub use`. Naming a module, declaring one with `mod`, and re-exporting an item are not imports by themselves. Method
+//! calls and trait implementations leave no path in the text, so they are not seen.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -26,23 +26,23 @@ struct Path {
     role: Role,
 }
 
-/// The files of a package by module path, `["api", "router"]`; the library's root has the empty one, and the root of
-/// the binary beside it `["main"]`.
+/// The files of a package by module path, such as `["api", "router"]`. The path of the library's root is empty, and
+/// that of the binary's root is `["main"]`.
 pub(super) struct Crate {
     modules: BTreeMap<Vec<String>, Module>,
-    /// The library's name in the binary.
+    /// The name by which the binary refers to the library.
     crate_name: String,
 }
 
 struct Module {
     file: String,
-    /// Without comments, strings and tests.
+    /// The text without comments, strings and tests.
     code: String,
     paths: Vec<Path>,
 }
 
 impl Crate {
-    /// `folder` ends in `src/`; `crate_name` is that of the package in code.
+    /// Reads the package whose files are in `folder`, which ends in `src/`. `crate_name` is the package's name in code.
     pub(super) fn new(folder: &str, crate_name: &str, sources: &[(String, String)]) -> Self {
         let mut modules: BTreeMap<Vec<String>, Module> = BTreeMap::new();
         for (name, text) in sources {
@@ -61,7 +61,7 @@ impl Crate {
         Self { modules, crate_name: crate_name.to_owned() }
     }
 
-    /// Each file and the files whose items it names.
+    /// Returns each file with the files whose items it names.
     pub(super) fn imports(&self) -> BTreeMap<&str, BTreeSet<&str>> {
         let mut imports = BTreeMap::new();
         for (at, module) in &self.modules {
@@ -73,8 +73,8 @@ impl Crate {
         imports
     }
 
-    /// The module that defines the item at the end of a path in the module `at`; none for modules, and for what other
-    /// crates define.
+    /// Returns the module that defines the item to which a path in the module `at` leads; `None` if the path leads to a
+    /// module or into another crate.
     fn definer(&self, at: &[String], path: &[String], glob: bool, depth: usize) -> Option<&Vec<String>> {
         let (first, mut rest) = path.split_first()?;
         let mut place = at.to_vec();
@@ -111,7 +111,7 @@ impl Crate {
         self.key(&[place, &[name.to_owned()]].concat())
     }
 
-    /// What `crate` is in the module `at`.
+    /// Returns the root that `crate` names in the module `at`.
     fn root(&self, at: &[String]) -> Vec<String> {
         let binary = vec!["main".to_owned()];
         let declares = |main: &Module| {
@@ -125,14 +125,14 @@ impl Crate {
         if at.len() < 2 { self.root(at) } else { at[..at.len() - 1].to_vec() }
     }
 
-    /// The path that the module imports under a name.
+    /// Returns the path that the module `place` imports as `name`.
     fn alias(&self, place: &[String], name: &str) -> Option<&[String]> {
         let mut imports = self.modules.get(place)?.paths.iter().filter(|path| path.role != Role::Mention);
-        // `use tracing::{self}` would follow itself.
+        // Without the second condition, `use tracing::{self}` would lead to itself.
         imports.find(|path| path.name == name && path.segments != [name]).map(|path| path.segments.as_slice())
     }
 
-    /// The module behind a `use …::*` of `place` that defines `name`.
+    /// Returns the module that defines `name` among those that `place` imports with `use …::*`.
     fn globbed(&self, place: &[String], name: &str, depth: usize) -> Option<&Vec<String>> {
         let module = self.modules.get(place).filter(|_| depth < 8)?;
         let mut globs = module.paths.iter().filter(|path| path.name == "*" && path.role != Role::Mention);
@@ -143,7 +143,7 @@ impl Crate {
     }
 }
 
-/// Whether a module names what it re-exports anywhere else.
+/// Returns whether a module also uses an item that it re-exports.
 fn is_used(module: &Module, name: &str) -> bool {
     identifiers(&module.code).filter(|word| *word == name).count() > 1
 }
@@ -162,7 +162,7 @@ fn is_identifier(token: &str) -> bool {
     token.starts_with(|c: char| c.is_alphabetic() || c == '_')
 }
 
-/// Identifiers and numbers, `::`, and other characters one by one.
+/// Splits code into identifiers and numbers, `::`, and single other characters.
 fn tokens(code: &str) -> impl Iterator<Item = &str> {
     let mut rest = code;
     std::iter::from_fn(move || {
@@ -182,7 +182,7 @@ fn tokens(code: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Every path of two or more segments, and every `use`.
+/// Finds every path of two or more segments, and every `use`.
 fn paths(code: &str) -> Vec<Path> {
     let tokens: Vec<&str> = tokens(code).collect();
     let (mut found, mut at) = (Vec::new(), 0);
@@ -206,7 +206,7 @@ fn paths(code: &str) -> Vec<Path> {
     found
 }
 
-/// Reads one tree of a `use` from `at` on -> where it ends.
+/// Reads one tree of a `use` that starts at `at`; returns where it ends.
 fn tree(tokens: &[&str], mut at: usize, prefix: &[String], role: Role, found: &mut Vec<Path>) -> usize {
     let mut segments = prefix.to_vec();
     let mut name = None;
@@ -237,8 +237,8 @@ fn tree(tokens: &[&str], mut at: usize, prefix: &[String], role: Role, found: &m
     at
 }
 
-/// For each group of files that reach one another: a shortest cycle, the files in the order of their imports, and how
-/// many files the group has.
+/// Returns, for each group of files that reach one another, a shortest cycle in import order, and the number of files
+/// in the group.
 pub(super) fn cycles<'a>(imports: &BTreeMap<&'a str, BTreeSet<&'a str>>) -> Vec<(Vec<&'a str>, usize)> {
     let reached: BTreeMap<&str, _> = imports.keys().map(|file| (*file, reach(imports, file))).collect();
     let mut seen = BTreeSet::new();
@@ -256,7 +256,7 @@ pub(super) fn cycles<'a>(imports: &BTreeMap<&'a str, BTreeSet<&'a str>>) -> Vec<
     found
 }
 
-/// The files that `from` imports, directly or not, each with the file through which it is first reached.
+/// Returns the files that `from` imports directly or indirectly, each with the file through which it is first reached.
 fn reach<'a>(imports: &BTreeMap<&'a str, BTreeSet<&'a str>>, from: &'a str) -> BTreeMap<&'a str, &'a str> {
     let (mut through, mut next) = (BTreeMap::new(), VecDeque::from([from]));
     while let Some(file) = next.pop_front() {
@@ -270,7 +270,7 @@ fn reach<'a>(imports: &BTreeMap<&'a str, BTreeSet<&'a str>>, from: &'a str) -> B
     through
 }
 
-/// The way from a file back to itself.
+/// Returns the path from a file back to itself.
 fn cycle<'a>(through: &BTreeMap<&'a str, &'a str>, file: &'a str) -> Vec<&'a str> {
     let mut cycle = vec![file, through[file]];
     while cycle[cycle.len() - 1] != file {
@@ -294,12 +294,12 @@ fn cycles_are_found_through_folders_re_exports_and_paths() {
     assert_eq!(both, ["a/b.rs a/c.rs a/b.rs"]);
     assert_eq!(found(&[folder, ("a/b.rs", "use super::E as F;"), ("a/c.rs", "use crate::{a::{self, B}};")]), both);
     assert_eq!(found(&[folder, ("a/b.rs", "use crate::a; fn f(_: a::E) {}"), ("a/c.rs", "use super::b::B;")]), both);
-    // A parent that uses its child, and the child what the parent defines.
+    // A parent that uses its child, and a child that uses what its parent defines.
     let parent = ("a/mod.rs", "mod b; mod c; pub use c::*; pub use b::B; fn f(b: &B) {} pub const N: u8 = 0;");
     assert_eq!(found(&[parent, ("a/b.rs", "use super::N;")]), ["a/b.rs a/mod.rs a/b.rs"]);
     assert_eq!(found(&[parent, ("a/b.rs", "use super::C;"), ("a/c.rs", "pub fn C() {}")]), [""; 0]);
     assert_eq!(found(&[parent, ("a/b.rs", "use super::C;"), ("a/c.rs", "pub fn C() { super::B; }")]), both);
-    // The roots of a library and of the binary beside it, and what tests import.
+    // The roots of a library and of its binary, and the imports of tests.
     let root = ("lib.rs", "mod x; pub use x::X; pub struct Y;");
     assert_eq!(found(&[root, ("x.rs", "pub struct X;"), ("main.rs", "use package::X;")]), [""; 0]);
     assert_eq!(found(&[root, ("x.rs", "use crate::y::Y;"), ("y.rs", "use package::X;")]), ["x.rs y.rs x.rs"]);

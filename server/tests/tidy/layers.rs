@@ -40,6 +40,7 @@ pub(crate) const MODEL: Layers = &[
             "config",
             "cuda_error",
             "error",
+            "kernels",
             "language_model",
             "layout",
             "memory",
@@ -51,7 +52,7 @@ pub(crate) const MODEL: Layers = &[
     ),
 ];
 
-/// The modules of `tidegate-server`: the library's, then the program's.
+/// The modules of `tidegate-server`: those of the library, then those of the program.
 pub(crate) const SERVER: Layers = &[
     ("nearest", &[]),
     ("priority", &[]),

@@ -1,5 +1,5 @@
-//! Checks the workspace's sources: the opening comment and the length of each file, the direction of imports and their
-//! cycles, and where `unsafe` is allowed. Reads the text only, without the compiler.
+//! Checks the workspace's sources: the opening comment and the length of each file, the direction of imports, import
+//! cycles, and where `unsafe` is used. It reads only the text, without the compiler.
 //!
 //! Each rule is a function from a file's name and text to complaints, so that the tests below can check the rules too.
 
@@ -15,7 +15,7 @@ use cycles::Crate;
 use layers::{Layers, MODEL, SERVER};
 use source::{code, tests_removed, words};
 
-/// Most lines of a source file.
+/// Maximum number of lines of a source file.
 const LONGEST: usize = 400;
 
 /// Folders and files that may use `unsafe`: for vector instructions, the memory map of a checkpoint, NVIDIA's driver
@@ -29,7 +29,7 @@ const UNSAFE: [&str; 6] = [
     "model/src/cuda/queue.rs",
 ];
 
-/// A folder, the paths that its code may not use, and why.
+/// Folders, each with the paths that its code may not use, and the reason.
 const FOREIGN: [(&str, &[&str], &str); 9] = [
     (
         "model/src/",
@@ -54,14 +54,14 @@ const FOREIGN: [(&str, &[&str], &str); 9] = [
     ("weights/experiments/", &["axum", "tidegate_server"], "experiments and server never meet"),
 ];
 
-/// Files of the model that may read the clock: threads that do not wait for a late one, and measurements of the
-/// machine.
+/// Files of the model that may read the clock: the thread pool, which does not wait for a late thread, and measurements
+/// of the machine.
 const CLOCK: [&str; 2] = ["model/src/kernels/threads.rs", "model/src/kernels/roofline.rs"];
 
 /// The file that chooses the implementation of a store's index.
 const CHOOSES_INDEX: &str = "server/src/session/store/open.rs";
 
-/// A crate's folder and the packages that its manifest may not name.
+/// Folders of crates, each with the packages that its manifest may not name.
 const NOT_NEEDED: [(&str, &[&str]); 4] = [
     ("model", &["tokio", "axum", "tokenizers", "tidegate-server", "tidegate-weights", "tidegate-experiments"]),
     ("server", &["tidegate-weights", "tidegate-experiments"]),
@@ -101,7 +101,8 @@ fn foreign(name: &str, text: &str) -> Vec<String> {
         .collect()
 }
 
-/// Imports against the direction. `folder` is the crate's `src/`. Its root files and tests may use every module.
+/// Finds imports that break the order of layers. `folder` is the crate's `src/`. Its root files and tests may use every
+/// module.
 fn direction(layers: Layers, folder: &str, name: &str, text: &str) -> Vec<String> {
     let Some(module) = name.strip_prefix(folder).and_then(module_of) else {
         return Vec::new();
@@ -142,7 +143,7 @@ fn manifest(folder: &str, text: &str) -> Vec<String> {
     complaints
 }
 
-/// Import cycles between the files below `folder`.
+/// Finds import cycles between the files below `folder`.
 fn cyclic(folder: &str, library: &str, sources: &[(String, String)]) -> Vec<String> {
     let files = Crate::new(folder, library, sources);
     let found = cycles::cycles(&files.imports());
@@ -152,14 +153,14 @@ fn cyclic(folder: &str, library: &str, sources: &[(String, String)]) -> Vec<Stri
 
 // ---- Reading Rust
 
-/// The module of a path below `src/`; `None` for the roots of crates.
+/// Returns the module of a path below `src/`, or `None` for the root of a crate.
 fn module_of(path: &str) -> Option<&str> {
     let first = path.split('/').next()?;
     let module = first.strip_suffix(".rs").unwrap_or(first);
     (!["lib", "main", "bin"].contains(&module)).then_some(module)
 }
 
-/// The modules after `crate::`, one or several in braces.
+/// Returns the modules that follow `crate::`: one, or several in braces.
 fn uses(code: &str) -> Vec<&str> {
     let mut found = Vec::new();
     for (at, _) in code.match_indices("crate::") {
@@ -175,7 +176,7 @@ fn uses(code: &str) -> Vec<&str> {
     found
 }
 
-/// The first word of each path in an opened `{a::b, c::{d, e}}`.
+/// Returns the first word of each path in a group such as `a::b, c::{d, e}}`, whose opening brace has been removed.
 fn group_heads(group: &str) -> Vec<&str> {
     let mut depth = 0;
     let mut heads = Vec::new();
@@ -197,7 +198,8 @@ fn group_heads(group: &str) -> Vec<&str> {
     heads
 }
 
-/// Whether a path in `code` starts with `path`: `serde` in `serde::Serialize`, not in `x::serde` or `serde_json`.
+/// Returns whether a path in `code` starts with `path`, as `serde::Serialize` starts with `serde`, but `x::serde` and
+/// `serde_json` do not.
 fn starts_path(code: &str, path: &str) -> bool {
     code.match_indices(path).any(|(at, _)| {
         let begins = !code[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_' || c == ':');
@@ -212,7 +214,7 @@ fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the crate lies in the workspace").to_owned()
 }
 
-/// Every file with one of these extensions: its path from the workspace's root, and its text.
+/// Returns every file with one of these extensions: its path from the workspace's root, and its text.
 fn sources(extensions: &[&str]) -> Vec<(String, String)> {
     let root = workspace();
     let mut folders: Vec<PathBuf> = ["model", "server", "weights"].map(|folder| root.join(folder)).into();

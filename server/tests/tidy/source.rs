@@ -1,11 +1,11 @@
-//! Reading Rust as text: words, and code without comments, strings and tests.
+//! Reads Rust as text: words, and code without comments, strings and tests.
 
-/// Identifiers and keywords.
+/// Returns the identifiers and keywords of code.
 pub(super) fn words(code: &str) -> impl Iterator<Item = &str> {
     code.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| !word.is_empty())
 }
 
-/// The text without its comments, its string literals, and the characters that would open or close something.
+/// Returns the text without comments, string literals, and character literals that would open or close something.
 pub(super) fn code(text: &str) -> String {
     let mut code = String::with_capacity(text.len());
     let mut rest = text;
@@ -33,7 +33,7 @@ pub(super) fn code(text: &str) -> String {
     code
 }
 
-/// How many `#` a raw string that starts here has; none where no raw string starts.
+/// Returns the number of `#` of a raw string that starts here, or `None` if none starts here.
 fn raw_string(rest: &str, before: &str) -> Option<usize> {
     let after = rest.strip_prefix('r')?;
     let inside_word = before.ends_with(|c: char| (c.is_alphanumeric() && c != 'b') || c == '_');
@@ -54,7 +54,7 @@ fn string_end(text: &str) -> usize {
     text.len()
 }
 
-/// `code` without the items that are compiled for tests alone.
+/// Returns `code` without the items that are compiled only for tests.
 pub(super) fn tests_removed(code: &str) -> String {
     const TEST: &str = "#[cfg(test)]";
     let (mut kept, mut rest) = (String::with_capacity(code.len()), code);

@@ -9,7 +9,7 @@ use tidegate_model::checkpoint::tensors;
 use tidegate_model::random::Normals;
 use tidegate_model::{DecoderConfig, Device};
 
-/// A tiny decoder whose tokenizer has 300 tokens.
+/// Returns the folder of a tiny decoder whose tokenizer has 300 tokens.
 pub(crate) fn fixture() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tiny")
 }
@@ -19,8 +19,8 @@ pub(crate) const ENDS: usize = 6;
 /// Maximum tokens of a source of [`seq2seq`].
 pub(crate) const MOST: usize = 24;
 
-/// A checkpoint folder of an encoder-decoder whose config is changed by `keys`. One token in six ends a translation, and
-/// embeddings are large enough to avoid repeated tokens, so there are long and short translations.
+/// Writes a checkpoint folder of an encoder-decoder whose config is changed by `keys`. One token in six ends a
+/// translation, and embeddings are large enough to avoid repeated tokens, so there are long and short translations.
 pub(crate) fn seq2seq(keys: &Value) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let mut config = json!({
@@ -51,7 +51,7 @@ pub(crate) fn seq2seq(keys: &Value) -> tempfile::TempDir {
     folder
 }
 
-/// The softmax twin's keys.
+/// Returns the config keys of the softmax twin.
 pub(crate) fn softmax() -> Value {
     json!({"attention": "softmax", "sliding_window": 20})
 }

@@ -1,4 +1,4 @@
-//! Inspecting and quantising an encoder-decoder.
+//! Inspecting and quantizing an encoder-decoder.
 
 use crate::common::{MOST, seq2seq, softmax, weights};
 use serde_json::{Value, json};
@@ -17,7 +17,7 @@ fn inspection_reports_the_encoder_and_the_state_of_a_source() {
         assert!(report.state_bytes > source.state_bytes);
         assert_eq!(report.parameters, stored.config().parameters(), "{keys}");
         let group = |name: &str| report.groups.iter().find(|g| g.name == name).map_or(0, |g| g.tensors);
-        // Nine tensors a layer and a norm; four projections a layer.
+        // Nine tensors per layer and a norm; four projections per layer.
         assert_eq!((group("encoder"), group("cross attention"), group("other")), (3 * 9 + 1, 2 * 4, 0), "{keys}");
 
         let model = folder.path().display().to_string();
@@ -31,7 +31,7 @@ fn inspection_reports_the_encoder_and_the_state_of_a_source() {
     assert!(inspect(&crate::common::fixture()).unwrap().source.is_none());
 }
 
-/// Logits after a source and each token of a target.
+/// Returns the logits after a source and each token of a target.
 fn logits(decoder: &Decoder, source: &[u32]) -> Vec<f32> {
     let mut pool = decoder.new_pool(1).unwrap();
     decoder.read_source(source, &mut pool, 0).unwrap();

@@ -1,4 +1,4 @@
-//! Evaluation agrees with the trainer's (golden values that Python computed), and its memory does not grow.
+//! Evaluation: scores equal the trainer's (golden values computed in Python), and the state does not grow.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -104,7 +104,7 @@ fn errors_name_what_cannot_be_evaluated() {
     assert!(missing.contains("tokenizer.json"), "{missing}");
 }
 
-/// PyTorch's score of the shipped checkpoint on `story.txt`, by the training package's `eval`.
+/// PyTorch's score of the shipped checkpoint on `story.txt`, computed by `eval` of the training package.
 const STORY: &str = include_str!("../fixtures/story.json");
 
 #[test]

@@ -1,4 +1,4 @@
-//! Inspection: totals agree with the config, values with the tensors, and a text moves the gates.
+//! Inspection: totals agree with the config, values with the tensors, and a text changes the gates.
 
 use std::path::Path;
 
@@ -13,7 +13,7 @@ use tidegate_weights::inspect::{RepackedType, inspect, observe};
 
 use crate::common::{fixture, weights};
 
-/// A copy of the fixture that a test may change.
+/// Returns a copy of the fixture that a test may change.
 fn copy() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     for name in ["config.json", "model.safetensors", "tokenizer.json"] {
@@ -120,8 +120,8 @@ fn a_text_moves_the_gates() {
     }
 }
 
-/// A checkpoint of random weights with the fixture's config changed by these keys, and the fixture's tokenizer. If `shut`,
-/// its gates let nothing in.
+/// Writes a checkpoint of random weights, with the fixture's tokenizer and its config changed by these keys. If `shut`,
+/// the gates let nothing in.
 fn other(keys: &serde_json::Value, shut: bool) -> tempfile::TempDir {
     let folder = copy();
     let path = folder.path().join("config.json");

@@ -1,4 +1,4 @@
-//! Quantising: the copy equals quantising at load time, is written completely or not at all, and describes itself.
+//! Quantizing: the copy equals quantizing at load time, is written completely or not at all, and describes itself.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -23,7 +23,7 @@ fn logits(decoder: &tidegate_model::Decoder) -> Vec<u32> {
     logits.into_iter().map(f32::to_bits).collect()
 }
 
-/// All names in a folder, sorted.
+/// Returns all names in a folder, sorted.
 fn names(folder: &Path) -> Vec<String> {
     let mut names: Vec<_> =
         std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
@@ -233,7 +233,7 @@ fn rows_that_no_block_fits_are_named_before_anything_is_written() {
     assert_eq!((q4_0.matrices.len(), q4_0.bytes, q4_0.smaller), (2, bytes, None), "rows of 48 and of 16");
     assert_eq!(misfit(WeightType::F16), None);
 
-    // The announced bytes are those of the written file; and the command warns before it reads a text.
+    // The written file has the announced bytes, and the command warns before it reads a text.
     for (to, announced) in [(WeightType::Q4K, q4_k.bytes), (WeightType::Q4_0, bytes)] {
         let out = place.path().join(to.name());
         quantize(to, &out).unwrap();

@@ -1,4 +1,4 @@
-//! Documents and tokens: pieces join to the documents of a plain split, and tokenize like the whole.
+//! Documents and tokens: joined pieces equal the documents of a plain split, and tokenize like them.
 
 use std::io::{Cursor, Read};
 
@@ -11,7 +11,7 @@ fn pieces(text: &[u8], piece: usize) -> Result<Vec<Piece>, TextError> {
     Documents::new(Cursor::new(text), piece).collect()
 }
 
-/// The pieces joined to documents.
+/// Returns the documents, joined from their pieces.
 fn joined(text: &str, piece: usize) -> Vec<String> {
     let mut documents: Vec<String> = Vec::new();
     for piece in pieces(text.as_bytes(), piece).unwrap() {
@@ -25,7 +25,7 @@ fn joined(text: &str, piece: usize) -> Vec<String> {
     documents
 }
 
-/// The trainer's `documents`, in one line.
+/// Splits a text into documents as the trainer's `documents` does.
 fn plain(text: &str) -> Vec<String> {
     let text = text.replace("\r\n", "\n").replace('\r', "\n");
     text.split(END_OF_TEXT).map(|d| d.trim_matches('\n')).filter(|d| !d.is_empty()).map(String::from).collect()

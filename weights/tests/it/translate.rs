@@ -1,4 +1,4 @@
-//! Translating: each line is translated as if alone, and invalid lines are reported before any is translated.
+//! Translation: each line is translated as if alone, and invalid lines are reported before any is translated.
 
 use std::io::Write;
 use std::path::Path;
@@ -33,7 +33,7 @@ fn run(checkpoint: &Checkpoint, text: &str, batch: usize, max_tokens: usize) -> 
     (lines, done)
 }
 
-/// One source in its own pool, token by token.
+/// Translates one source in its own pool, token by token.
 fn by_hand(checkpoint: &Checkpoint, line: &str, max_tokens: usize) -> (Vec<u32>, String) {
     let (decoder, tokenizer) = (&checkpoint.decoder, &checkpoint.tokenizer);
     let mut ids = vec![0];

@@ -22,7 +22,7 @@ async fn answered(path: &str, body: &Value) -> Value {
     serde_json::from_str(&answer).unwrap()
 }
 
-/// Greedy, so that the text is the same however it is requested.
+/// Returns a greedy request, so that the text is the same however it is requested.
 #[expect(clippy::needless_pass_by_value, reason = "it is made where it is called")]
 fn asking(messages: Value, more: Value) -> Value {
     let body = json!({"model": "tidegate-tiny", "max_tokens": 12, "temperature": 0, "messages": messages});
@@ -33,7 +33,7 @@ fn user(content: impl Into<Value>) -> Value {
     json!([{"role": "user", "content": content.into()}])
 }
 
-/// The events of a stream, each of which states its name twice.
+/// Returns the events of a stream; the name before each event and the one inside it must agree.
 fn events(stream: &str) -> Vec<Value> {
     let event = |block: &str| {
         let (name, data) = block.split_once('\n').unwrap();
@@ -77,7 +77,7 @@ async fn a_message_equals_the_answer_of_chat() {
     assert_eq!((tokens("output_tokens"), tokens("cache_creation_input_tokens")), (12, 0));
     let counted = answered("/v1/messages/count_tokens", &body).await;
     assert_eq!(counted, json!({"input_tokens": chat["usage"]["prompt_tokens"]}));
-    // The format of the answer is checked too: it decides whether there is room for reasoning, which changes the prompt.
+    // The answer's format is checked too: it decides whether there is room for reasoning, which changes the prompt.
     let wrong = with(body, json!({"output_format": {"type": "json_schema", "schema": [null]}}));
     let refused = ask(&shipped(), "/v1/messages/count_tokens", &wrong).await;
     assert_eq!(refused.status(), StatusCode::BAD_REQUEST);

@@ -1,4 +1,4 @@
-//! The `async-openai` crate over a real socket, with the shipped checkpoint.
+//! The `async-openai` crate as a client, over a real socket and with the shipped checkpoint.
 
 use async_openai::Client;
 use async_openai::config::OpenAIConfig;
@@ -13,7 +13,7 @@ use futures_util::StreamExt;
 use tidegate_server::{AppState, app, serve};
 use tokio::net::TcpListener;
 
-/// A client of a server that stops with the test's runtime.
+/// Returns a client of a new server, which stops with the test's runtime.
 async fn client(state: AppState) -> Client<OpenAIConfig> {
     let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
     let base = format!("http://{}/v1", listener.local_addr().unwrap());
@@ -34,7 +34,7 @@ fn chat() -> CreateChatCompletionRequest {
     request.model("tidegate-tiny").messages(messages).max_completion_tokens(16_u32).temperature(0.0).build().unwrap()
 }
 
-/// The server's error for a refused request.
+/// Returns the server's error for a refused request.
 fn refused<T>(answer: Result<T, OpenAIError>) -> ApiErrorResponse {
     match answer {
         Err(OpenAIError::ApiError(error)) => error,

@@ -1,4 +1,4 @@
-//! The memory of request bodies: bounded for one owner, and free again once a body is parsed.
+//! Memory for request bodies: bounded per owner, and released once a body is parsed.
 
 use std::convert::Infallible;
 use std::future::pending;
@@ -18,7 +18,7 @@ use crate::common::{checkpoint, scripted, send, served, sessions, text, with};
 
 const MIB: usize = 1 << 20;
 
-/// More than one owner may hold while others hold none, which is 64 MiB.
+/// More than the 64 MiB that one owner may hold while others hold none.
 const LARGE: usize = 65 * MIB;
 
 fn fake() -> AppState {
@@ -41,7 +41,7 @@ async fn ask(state: &AppState, owner: &str) -> Response<Body> {
     send(state, completion(owner, short().to_string())).await
 }
 
-/// Fails unless the owner's body is refused for now.
+/// Checks that a body of the owner is refused for now.
 async fn is_refused(state: &AppState, owner: &str) {
     let response = ask(state, owner).await;
     assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
@@ -68,7 +68,7 @@ async fn begin(state: &AppState, owner: &str, bytes: usize) -> JoinHandle<Respon
     sent
 }
 
-/// Closes the connection of a body that has not ended.
+/// Closes the connection of an unfinished body.
 async fn close(sent: JoinHandle<Response<Body>>) {
     sent.abort();
     assert!(sent.await.unwrap_err().is_cancelled());
@@ -99,7 +99,7 @@ async fn a_body_larger_than_the_part_of_its_owner_is_received_alone() {
     assert_eq!(ask(&state, "ben").await.status(), StatusCode::OK);
     close(unfinished).await;
     let endless = with(short(), json!({"max_tokens": 100_000, "ignore_eos": true, "stream": true})).to_string();
-    // JSON may begin with any number of spaces.
+    // JSON may start with any number of spaces.
     let padded = " ".repeat(LARGE - endless.len()) + &endless;
     let stream = send(&state, completion("ann", padded)).await;
     assert_eq!(stream.status(), StatusCode::OK);
@@ -142,7 +142,7 @@ async fn a_body_that_no_handler_accepts_is_refused_before_it_arrives() {
         let answer: Value = serde_json::from_str(&text(response).await).unwrap();
         assert_eq!(answer["error"]["message"], message);
     }
-    // A handler that reads no body answers as ever.
+    // A handler that reads no body answers as usual.
     let unknown = Request::post("/v1/nothing").header(header::CONTENT_LENGTH, LARGE + 1).body(never()).unwrap();
     assert_eq!(send(&state, unknown).await.status(), StatusCode::NOT_FOUND);
 }

@@ -1,4 +1,4 @@
-//! Web pages of other sites: hosts by DNS rebinding, and requests that a browser sends without asking.
+//! Attacks by other sites' web pages: DNS rebinding, and cross-origin requests that browsers send without a preflight.
 
 use crate::common::fake::Fake;
 use crate::common::{scripted, send, served, text};
@@ -29,7 +29,7 @@ fn request(method: Method, path: &str, headers: &[(&str, &str)]) -> Request<Body
     headers.iter().fold(request, |request, (name, value)| request.header(*name, *value)).body(Body::from(body)).unwrap()
 }
 
-/// The status, and the code of the error.
+/// Returns the status and the error code.
 async fn answer(state: &AppState, request: Request<Body>) -> (StatusCode, String) {
     let response = send(state, request).await;
     let status = response.status();
@@ -55,7 +55,7 @@ async fn a_name_that_was_rebound_to_loopback_gets_nothing() {
             let (status, _) = answer(&state, request(method.clone(), path, &[("host", host)])).await;
             assert_eq!(status, StatusCode::OK, "{method} {path} {host:?}");
         }
-        // HTTP/1.0, and tests without a socket.
+        // Requests without a host: HTTP/1.0, and tests without a socket.
         assert_eq!(answer(&state, request(method.clone(), path, &[])).await.0, StatusCode::OK);
         let url = format!("http://evil.example{path}");
         let other = request(method.clone(), &url, &[("host", "localhost")]);
@@ -104,7 +104,7 @@ async fn a_page_of_another_origin_changes_nothing_unless_it_is_named() {
         &[("host", "localhost:8080")],
         &[("host", "localhost:8080"), ("origin", "http://localhost:8080")],
         &[("host", "tide.example"), ("origin", "https://tide.example")],
-        // Behind a proxy that passes on neither the name nor the scheme.
+        // Behind a proxy that forwards neither the host name nor the scheme.
         &[("host", "127.0.0.1:8080"), ("origin", "https://tide.example"), ("sec-fetch-site", "same-origin")],
         &[("host", "localhost:8080"), ("sec-fetch-site", "none")],
     ];
@@ -131,7 +131,7 @@ async fn a_page_of_another_origin_changes_nothing_unless_it_is_named() {
 
 #[tokio::test]
 async fn a_form_of_another_site_creates_no_session() {
-    // What a browser sends for it without asking first: no body, no content type.
+    // A browser sends this form without a preflight: it has no body and no content type.
     let form = |site: &str| Request::post("/v1/sessions").header("host", "localhost").header("sec-fetch-site", site);
     let app = crate::common::sessions::app().await;
     let refused = send(&app.state, form("cross-site").body(Body::empty()).unwrap()).await;

@@ -1,4 +1,5 @@
-//! Models that candle computes are served like any other: sessions, batches, and snapshots, which the kernels of our own refuse.
+//! Models on the candle backend are served like any others: sessions, batches and snapshots. The native backend refuses
+//! their snapshots.
 
 use std::path::Path;
 
@@ -15,7 +16,7 @@ use crate::common::random::{self, write_vocabulary, written_rwkv7};
 use crate::common::sessions::{app_on, prompt, session};
 use crate::published;
 
-/// A checkpoint of a family that only candle has, with a tokenizer.
+/// Writes a checkpoint of a family that only candle supports, with a tokenizer.
 pub(super) fn written(kind: &str) -> TempDir {
     let rwkv = kind.starts_with("rwkv");
     let folder = published::written(kind, if rwkv { 272 } else { 300 }, 64, 7);
@@ -94,7 +95,7 @@ fn a_model_is_served_by_the_backend_that_has_its_family() {
     let found = error(mamba.path(), OpenOptions { device: DeviceChoice::Cuda(0), ..options(BackendChoice::Auto) });
     assert!(found.starts_with("--device cuda:0: "), "{found}");
 
-    // Weights are f32 in memory, whatever they are in the file.
+    // Weights are f32 in memory, whatever their type in the file.
     let memory = size(mamba.path(), &options(BackendChoice::Auto)).unwrap();
     let file = std::fs::metadata(mamba.path().join("model.safetensors")).unwrap().len();
     assert!(memory.weights <= file && memory.weights > file * 9 / 10, "{} of {file}", memory.weights);

@@ -1,4 +1,4 @@
-//! Schemas without `additionalProperties`: the model adds no keys of its own, on any route, unless the request allows it.
+//! Schemas without `additionalProperties`: on every route the model adds no other keys, unless the request allows them.
 
 use crate::common::parrot::parrot;
 use crate::common::{send, text, with};
@@ -7,7 +7,7 @@ use axum::http::{Request, StatusCode, header};
 use serde_json::{Value, json};
 use tidegate_server::AppState;
 
-/// A model that wants to say `wanted`.
+/// Returns a model that generates `wanted` unless a grammar forbids it.
 fn model(wanted: &str) -> AppState {
     let folder = tempfile::tempdir().unwrap();
     parrot(wanted, "{% for m in messages %}[{{ m.role }}:{{ m.content }}]{% endfor %}", folder.path())
@@ -23,7 +23,7 @@ async fn said(state: &AppState, path: &str, body: &Value, at: &str) -> String {
     said.as_str().map_or_else(|| said.to_string(), str::to_owned)
 }
 
-/// A nested object, as Pydantic writes it.
+/// Returns a schema with a nested object, as Pydantic writes it.
 fn schema() -> Value {
     json!({"type": "object", "required": ["a"], "properties": {"a": {"$ref": "#/$defs/A"}},
         "$defs": {"A": {"type": "object", "required": ["b"], "properties": {"b": {"type": "boolean"}}}}})
@@ -46,7 +46,7 @@ fn tools(schema: &Value) -> Value {
 
 const SWITCHED: [Option<bool>; 3] = [None, Some(true), Some(false)];
 
-/// `body` with the switch, and what the model then says.
+/// Returns `body` with the switch, and what the model then says.
 fn switched(mut body: Value, disabled: Option<bool>) -> (Value, &'static str) {
     if let Some(disabled) = disabled {
         body["structured_outputs"] = json!({"disable_additional_properties": disabled});

@@ -14,7 +14,7 @@ fn with(mut body: Value, more: Value) -> Value {
     body
 }
 
-/// Text and token ids of the only choice.
+/// Returns the text and token ids of the only choice.
 fn choice(answer: &Value) -> (String, Vec<u64>) {
     let choice = &answer["choices"][0];
     let ids = choice["token_ids"].as_array().into_iter().flatten().filter_map(Value::as_u64).collect();
@@ -84,7 +84,7 @@ async fn thirty_two_concurrent_streams_give_the_same_as_alone() {
     let long = "The sea was calm and the boats went out. ".repeat(60);
     let bodies: Vec<Value> = (0..32u32)
         .map(|n| {
-            // One prompt of several chunks among short ones of different lengths; half greedy, half sampled.
+            // One prompt takes several prefill chunks, the others are short; half are greedy, half sampled.
             let prompt = if n == 5 { long.clone() } else { format!("Story {n}:{}", " and so on".repeat(n as usize)) };
             let sampling = match n % 2 {
                 0 => json!({"temperature": 0}),
@@ -121,7 +121,7 @@ async fn the_same_seed_repeats_a_text() {
     assert_ne!(first, choice(&post(&state, seeded(8)).await.1).0);
     let highest = choice(&post(&state, seeded(u64::MAX)).await.1).0;
     assert_ne!(first, highest);
-    // The same 64 bits, written as a signed number.
+    // The same 64 bits, as a signed number.
     assert_eq!(highest, choice(&post(&state, with(body.clone(), json!({"seed": -1}))).await.1).0);
     let drawn = choice(&post(&state, body.clone()).await.1).0;
     assert_ne!(drawn, choice(&post(&state, body).await.1).0);
@@ -163,7 +163,7 @@ async fn a_stop_string_is_removed_wherever_its_tokens_are_split() {
     let state = shipped();
     let whole = choice(&post(&state, greedy("Once upon a time", 60)).await.1).0;
     let characters: Vec<char> = whole.chars().collect();
-    // A part of the middle of the text, found at its first occurrence.
+    // A part from the middle of the text, which ends the text at its first occurrence.
     let stop: String = characters[characters.len() / 2..characters.len() / 2 + 3].iter().collect();
     let expected = whole.split(&stop).next().unwrap();
     let body = with(greedy("Once upon a time", 60), json!({"stop": [stop, "\u{1F980} never"]}));

@@ -1,4 +1,4 @@
-//! Limits on connections: a new one takes the place of an idle one, and running requests stay.
+//! Limits on connections: a new connection replaces an idle one, and running requests are kept.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -16,11 +16,11 @@ const HEALTH: &str = "GET /livez HTTP/1.1\r\nhost: t\r\n\r\n";
 struct Server {
     address: SocketAddr,
     engine: EngineHandle,
-    /// What ends with the test.
+    /// Stops the server when it is dropped at the end of the test.
     _keep: (EngineThread, oneshot::Sender<()>),
 }
 
-/// A server that nothing but a limit makes close a connection.
+/// Starts a server that closes connections only because of a limit on their number.
 async fn listen(max_connections: usize, max_connections_per_peer: Option<usize>) -> Server {
     let day = Duration::from_hours(24);
     let options = ServeOptions {
@@ -45,7 +45,7 @@ impl Server {
         socket
     }
 
-    /// A connection that has had an answer and may ask again.
+    /// Returns a connection that has received an answer and may send another request.
     async fn kept_alive(&self) -> TcpStream {
         let mut socket = self.send(HEALTH).await;
         read_until(&mut socket, r#"{"status":"ok"}"#).await;
@@ -75,7 +75,7 @@ async fn read_until(socket: &mut TcpStream, end: &str) {
     }
 }
 
-/// Waits until the server has closed the connection, and returns what came before.
+/// Waits until the server closes the connection, and returns what it sent before.
 async fn rest(mut socket: TcpStream) -> String {
     let mut all = Vec::new();
     // A reset also closes the connection.
@@ -90,7 +90,7 @@ async fn idle_connections_make_place_in_the_order_of_their_idle_times() {
     let slow = server.send("GET /livez HTTP/1.1\r\nx-slow: ").await;
     let mut first = server.kept_alive().await;
     let second = server.kept_alive().await;
-    // The first connection was used last.
+    // The first connection is now the last one used.
     first.write_all(HEALTH.as_bytes()).await.unwrap();
     read_until(&mut first, r#"{"status":"ok"}"#).await;
     let mut kept = Vec::new();
@@ -125,7 +125,7 @@ async fn running_requests_are_not_dropped_and_new_connections_wait_for_them() {
     assert_eq!(server.engine.stats().running, 2);
     drop(two);
     read_until(&mut third, r#"{"status":"ok"}"#).await;
-    // The third is idle now and makes place.
+    // The third connection is idle now and makes room.
     server.is_well().await;
     read_until(&mut one, "data: ").await;
 }
@@ -137,7 +137,7 @@ async fn one_client_has_its_own_limit() {
     server.is_well().await;
     assert_eq!(rest(oldest).await, "");
     let other = server.endless_stream().await;
-    // Waiting would hold up the connections of others.
+    // The client's next connection is closed at once: waiting would hold up the connections of others.
     assert_eq!(rest(server.send("").await).await, "");
     drop(other);
     while server.engine.stats().running > 1 {

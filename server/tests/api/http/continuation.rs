@@ -41,7 +41,7 @@ fn run(served: &Served, parameters: RequestParameters) -> Turn {
     }
 }
 
-/// A turn that starts from `snapshot`, after converting it to bytes and back.
+/// Runs a turn that starts from `snapshot`, after converting it to bytes and back.
 fn turn(engine: usize, snapshot: &Snapshot, parameters: &RequestParameters) -> Turn {
     let served = &SERVED[engine];
     let moved = served.codec.decode(&served.codec.encode(snapshot)).unwrap();
@@ -88,7 +88,7 @@ fn sampling() -> impl Strategy<Value = SamplingParams> {
 }
 
 fn stops() -> impl Strategy<Value = Vec<String>> {
-    // Common pieces of English, so that their beginnings are often held back and some are found.
+    // Common pieces of English, so that some are found and their beginnings are often held back.
     let pieces = ["the old", ", and the", "\n\nT", ". He", "é", "was a", "e t", "— “", "ing her "];
     prop::collection::vec(prop::sample::select(pieces.to_vec()).prop_map(str::to_owned), 0..4)
 }
@@ -124,7 +124,7 @@ proptest! {
         }
         prop_assert_eq!(&tokens, &whole.ids);
         prop_assert_eq!(&text, &whole.text);
-        // State and everything else that the next turn needs are identical.
+        // The state and everything else that the next turn needs are identical.
         prop_assert!(&snapshot == whole.snapshot());
     }
 
@@ -146,13 +146,13 @@ proptest! {
         };
         let after = turn(1, before.snapshot(), &parameters);
 
-        // The returned text, without what ended it.
+        // The returned text, without the stop string or token that ended it.
         let said = match before.finish.reason {
             FinishReason::Stop => more(&before.text),
             _ => before.ids.clone(),
         };
         let history = [ids(prompt), said.clone(), new].concat();
-        // Generated tokens may differ from those that the tokenizer would produce, so the text alone is not enough.
+        // Generated tokens may differ from those that the tokenizer produces for their text; such cases are skipped.
         prop_assume!(before.finish.reason != FinishReason::Stop || before.ids.starts_with(&said));
         let plain = run(&SERVED[0], RequestParameters { prompt: history.clone(), ..parameters });
         prop_assert_eq!(&after.ids, &plain.ids);
@@ -189,7 +189,7 @@ fn a_stop_string_is_removed_from_the_conversation() {
     };
     let empty = Snapshot::empty(0);
     let free = turn(0, &empty, &base);
-    // Every part of the unconstrained text as a stop string, including parts within tokens.
+    // Parts all over the unconstrained text as stop strings, including parts that begin or end within tokens.
     let boundaries: Vec<usize> = free.text.char_indices().map(|(at, _)| at).collect();
     for (&from, &to) in boundaries.iter().step_by(7).zip(boundaries.iter().skip(5).step_by(7)) {
         let stop = free.text[from..to].to_owned();
@@ -219,7 +219,7 @@ fn a_stop_string_is_removed_from_the_conversation() {
     }
 }
 
-/// The unconstrained greedy text of 30 tokens, and where each token ends.
+/// Returns a greedy request without stop strings, its turn of 30 tokens, and where each token ends.
 fn free() -> (RequestParameters, Turn, Vec<usize>) {
     let greedy = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
     let prompt = ids("Once upon a time");
@@ -240,7 +240,7 @@ fn a_turn_that_ends_within_a_partly_returned_token_loses_nothing() {
     let (base, free, ends) = free();
     let mut cuts = 0;
     for cut in 2..12 {
-        // From within the last token of the first turn into the next one.
+        // The stop string begins within the last token of the first turn and ends with the next token.
         let (from, to) = (ends[cut - 1] - 1, ends[cut]);
         if !free.text.is_char_boundary(from) {
             continue;
@@ -275,7 +275,7 @@ fn a_stop_string_found_in_held_text_is_removed() {
         let rest = RequestParameters { prompt: Vec::new(), stop: vec![tail[1..].to_owned()], ..base.clone() };
         let second = turn(1, first.snapshot(), &rest);
         assert_eq!((second.text.as_str(), second.finish.reason), (&tail[..1], FinishReason::Stop));
-        // The tokens before the one that ends in the tail, then the returned part of that one.
+        // The tokens before the one that ends in the tail, then the returned part of that token.
         let kept = first.snapshot().read as usize - ids("Once upon a time").len();
         let begun = if kept == 0 { 0 } else { ends[kept - 1] };
         let shown = more(&free.text[begun..ends[cut - 1] - 1]);
@@ -298,7 +298,7 @@ fn text_released_by_a_turn_with_other_stop_strings_occurs_once() {
         if first.snapshot().answer.as_ref().is_none_or(|answer| answer.held != tail) {
             continue;
         }
-        // The next token stops it immediately.
+        // The next token completes a stop string at once.
         let stop = vec![free.text[ends[cut - 1]..ends[cut]].to_owned()];
         let rest = RequestParameters { prompt: Vec::new(), stop, max_tokens: 5, ..base.clone() };
         let second = turn(1, first.snapshot(), &rest);

@@ -1,4 +1,4 @@
-//! Comparing the texts of versions: word by word, after what both begin with.
+//! Diffs between the texts of versions: word by word, after their common beginning.
 
 use axum::http::{Method, StatusCode};
 use serde_json::{Value, json};
@@ -41,7 +41,7 @@ async fn text(app: &App, session: &Value, query: &str) -> String {
     answer.json()["text"].as_str().unwrap().to_owned()
 }
 
-/// The text that the changes give: without what is inserted the first, and without what is deleted the second.
+/// Joins the changes other than `op`: without insertions they give the first text, without deletions the second.
 fn without(found: &Value, op: &str) -> String {
     let changes = found["changes"].as_array().unwrap().iter().filter(|change| change["op"] != op);
     changes.map(|change| change["text"].as_str().unwrap()).collect()
@@ -60,7 +60,7 @@ async fn forks_differ_in_what_they_have_added() {
     assert_eq!(compared["common_ancestor"], tale["version"]);
     let common = compared["common_tokens"].as_u64().unwrap();
     assert!(common >= tale["tokens"].as_u64().unwrap(), "{compared}");
-    // What both begin with is not repeated.
+    // The changes do not repeat the common beginning.
     for (session, op) in [(&tale, "insert"), (&other, "delete")] {
         let begins = text(&app, session, &format!("end={common}")).await;
         assert_eq!(begins + &without(&compared, op), text(&app, session, "").await);
@@ -71,7 +71,7 @@ async fn forks_differ_in_what_they_have_added() {
     };
     assert_eq!((words("delete"), words("insert")), (vec![json!(" fox")], vec![json!(" crow"), json!(" very")]));
 
-    // Sessions stand for their heads, and the head is the default.
+    // A session's id stands for its head, and the head is the default.
     let same = found(&app, &other, &format!("from={}", id(&tale))).await;
     assert_eq!(
         (&same["from"], &same["to"], &same["changes"]),
@@ -96,7 +96,7 @@ async fn a_version_and_a_later_one_differ_in_the_turn_between_them() {
     assert_eq!(back["changes"], json!([{"op": "delete", "text": " there was a fox"}]));
     let none = found(&app, &tale, "from=start&to=start").await;
     assert_eq!((&none["changes"], &none["common_tokens"]), (&json!([]), &tale["tokens"]));
-    // The empty text has something in common with every other one: nothing.
+    // An empty text can be compared too: it has no token in common with the other text.
     let empty = session(&app, json!({})).await;
     let all = found(&app, &tale, &format!("from={}&to=start", id(&empty))).await;
     assert_eq!((&all["common_tokens"], &all["common_ancestor"]), (&json!(0), &Value::Null));

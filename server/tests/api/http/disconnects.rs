@@ -55,7 +55,7 @@ async fn a_continuing_turn_can_be_resumed_from_any_event() {
 
 #[tokio::test]
 async fn a_stalled_client_does_not_keep_the_session_in_use() {
-    // The API ends the turn after three quarters of it; the last quarter is for a busy machine.
+    // The API ends the turn after three quarters of this limit; the last quarter leaves room for a busy machine.
     let engine = EngineOptions { stall_limit: Duration::from_secs(6), ..EngineOptions::default() };
     let app = app_from(OpenOptions { slots: 2, engine, ..OpenOptions::default() }).await;
     for (policy, moved) in [("rollback", false), ("commit", true)] {
@@ -63,7 +63,7 @@ async fn a_stalled_client_does_not_keep_the_session_in_use() {
         let path = format!("/v1/sessions/{}", made["id"].as_str().unwrap());
         let body = json!({"session": made["id"], "max_tokens": 50_000, "stream": true, "ignore_eos": true,
             "on_disconnect": policy});
-        // Opened, but never read.
+        // The stream is opened, but never read.
         let running = app.open("/v1/completions", crate::common::with(prompt("A", json!({})), body), &[]).await;
         let after = app.until_free(&path).await;
         assert_eq!(after["tokens"].as_u64().unwrap() > 0, moved, "{policy}: {after}");

@@ -1,4 +1,4 @@
-//! What the server offers, over a table of families: with each feature, a text is the one that the model writes without it.
+//! Every feature of the server with several model families: a text is the same with the feature as without it.
 
 use std::path::Path;
 
@@ -35,11 +35,11 @@ async fn a_family_of_candles_has_every_feature() {
     every_feature(candle::written("rwkv6").path()).await;
 }
 
-/// Two servers with the same model and secret, and what it writes at once.
+/// Two servers with the same model and secret, and the text that the model generates in one request.
 struct Servers {
     here: App,
     there: App,
-    /// 24 tokens.
+    /// An answer of 24 tokens.
     whole: Value,
 }
 
@@ -58,7 +58,7 @@ async fn every_feature(model: &Path) {
     a_schema_is_kept(&servers).await;
 }
 
-/// A sampled request for 8 tokens.
+/// Returns a sampled request for 8 tokens.
 fn sampled(more: Value) -> Value {
     prompt(TEXT, with(json!({"temperature": 1.0, "ignore_eos": true}), more))
 }
@@ -67,18 +67,18 @@ fn path(session: &Value) -> String {
     format!("/v1/sessions/{}", session["id"].as_str().unwrap())
 }
 
-/// The next 8 tokens of a session.
+/// Generates the next 8 tokens of a session.
 async fn turn(app: &App, session: &Value, text: &str) -> Value {
     ok(app, "/v1/completions", sampled(json!({"prompt": text, "session": session["id"]}))).await
 }
 
 impl Servers {
-    /// The tokens of the text's n-th third.
+    /// Returns the tokens of the text's n-th third, counted from 0.
     fn third(&self, n: usize) -> Vec<u64> {
         ids(&self.whole)[8 * n..][..8].to_vec()
     }
 
-    /// A session after the first third.
+    /// Creates a session, generates the first third, and returns the session and the answer.
     async fn begun(&self) -> (Value, Value) {
         let made = session(&self.here, json!({"seed": 3})).await;
         let first = turn(&self.here, &made, TEXT).await;
@@ -116,7 +116,7 @@ async fn a_file_moves(servers: &Servers) {
     assert!(state_of(&stayed.body) == state_of(&went.body), "a bit differs");
 }
 
-/// The client keeps the state, and continues on the other server each time.
+/// The client keeps the sealed state and continues on the other server each time.
 async fn a_sealed_state_moves(servers: &Servers) {
     let first = sampled(json!({"seed": 3, "return_state": true}));
     let mut answer = ok(&servers.here, "/v1/completions", first).await;
@@ -129,7 +129,7 @@ async fn a_sealed_state_moves(servers: &Servers) {
     assert!(answer["session"].is_null() && answer["state"].is_string(), "{answer}");
 }
 
-/// The events of a stream: their numbers and texts.
+/// Returns the numbers and texts of a stream's events.
 fn read(stream: &str) -> Vec<(u64, String)> {
     let number = |lines: &str| lines.lines().find_map(|line| line.strip_prefix("id: ")?.parse().ok());
     let data = |lines: &str| {
@@ -171,7 +171,7 @@ async fn several_texts(servers: &Servers) {
     assert_ne!(ids(&second), ids(&servers.whole));
 }
 
-/// A schema gives the same object at once, as a stream, in a session and among several texts.
+/// With a schema, the object is the same in a whole answer, as a stream, in a session and among several texts.
 async fn a_schema_is_kept(servers: &Servers) {
     let app = &servers.here;
     let schema = json!({"type": "object", "required": ["deep"], "additionalProperties": false,

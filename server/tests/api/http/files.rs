@@ -1,4 +1,4 @@
-//! Conversations as files: what a server with another store has after an upload.
+//! Conversations as files: what a server with another store knows after an upload.
 
 use axum::body::Bytes;
 use axum::http::{Method, StatusCode};
@@ -26,7 +26,7 @@ async fn chat(app: &App, id: &str, question: &str) {
     assert_eq!(answer.status, StatusCode::OK, "{}", answer.text());
 }
 
-/// What the messages say.
+/// Returns the role and content of each message.
 fn said(messages: &Value) -> Vec<(Value, Value)> {
     let said = |message: &Value| (message["role"].clone(), message["content"].clone());
     messages["data"].as_array().unwrap().iter().map(said).collect()
@@ -51,7 +51,7 @@ async fn an_upload_has_the_label_metadata_ancestors_and_text_of_the_file() {
         assert_eq!((&before["text"], &before["tokens"]), (&after["text"], &after["tokens"]));
     }
     assert_eq!(said(&read(&to, new, "/messages").await), said(&read(&from, id, "/messages").await));
-    // The ancestors are in the file that the other server writes, after whatever happens there.
+    // The file that the other server writes still contains the ancestors after another turn there.
     for app_and_id in [(&from, id), (&to, new)] {
         chat(app_and_id.0, app_and_id.1, "Go on.").await;
     }
@@ -63,7 +63,7 @@ async fn an_upload_has_the_label_metadata_ancestors_and_text_of_the_file() {
     }
     assert!(text.contains("\"label\":\"first\""));
 
-    // In the body of a new session, its own label and metadata prevail.
+    // With a snapshot in the body of a new session, the body's label overrides that of the file.
     let encoded = base64::Engine::encode(&base64::engine::general_purpose::STANDARD, &whole);
     let own = session(&to, json!({"snapshot": encoded, "label": "mine"})).await;
     assert_eq!((&own["metadata"], &own["label"]), (&json!({"tale": "fox"}), &json!("mine")));
@@ -73,11 +73,11 @@ async fn an_upload_has_the_label_metadata_ancestors_and_text_of_the_file() {
 async fn a_file_without_text_has_none_and_says_so() {
     let app = app().await;
     let id = session(&app, json!({"text": "Once upon a time"})).await["id"].as_str().unwrap().to_owned();
-    // A file of version 1.
+    // A file of version 1, which has no text.
     let snapshot = app.store.load(Owner::default(), &SessionId::parse(&id).unwrap(), None).await.unwrap().1;
     let (served, _thread) = open(&checkpoint(), &OpenOptions::default()).unwrap();
     let old = served.codec.encode(&snapshot);
-    // A file of a server that keeps no text.
+    // A file from a server that keeps no text.
     let options = StoreOptions { keep_text: false, ..StoreOptions::new(Location::Memory) };
     let other = app_storing(served, options).await;
     let silent = session(&other, json!({"text": "Once upon a time"})).await["id"].as_str().unwrap().to_owned();

@@ -1,4 +1,4 @@
-//! The cost of a fork: one row in the index, and neither a step of the model nor a byte of snapshots.
+//! The cost of a fork: one row in the index, no model step and no snapshot bytes.
 
 use crate::common::sessions::quiet;
 use axum::http::StatusCode;
@@ -27,7 +27,7 @@ async fn one_becomes_64_without_a_forward_pass_and_without_a_snapshot() {
     assert_eq!((now.sessions, now.forks), (store.sessions + 64, store.forks + 64));
     assert_eq!(now.transactions, store.transactions + 1, "all of them at once");
 
-    // The counters work: a turn on one fork changes them, and creates its first snapshot of its own.
+    // The counters do work: a turn on one fork changes them, and creates that fork's first own snapshot.
     let turn = json!({"session": forks[63]["id"], "prompt": " that", "max_tokens": 2});
     assert_eq!(app.post("/v1/completions", turn).await.status, StatusCode::OK);
     assert!(app.engine_stats().prompt_tokens > engine.prompt_tokens);

@@ -1,5 +1,5 @@
-//! RWKV-7 in one GGUF file as llama.cpp writes it: the answers of its folder, with the tokenizer, the template and the name
-//! of the file.
+//! RWKV-7 in one GGUF file as llama.cpp writes it: it gives the same answers as its folder, with the file's tokenizer,
+//! template and name.
 
 use std::path::{Path, PathBuf};
 
@@ -14,7 +14,7 @@ use crate::common::random::{WORDS, written_rwkv7};
 use crate::common::sessions::{App, app_on, ok, prompt, session};
 use crate::llamacpp::{self, Gguf, Value, text};
 
-/// A folder whose end of a text is that of files, and a file of the same model.
+/// Writes a folder with the end-of-text token that GGUF files have, and returns a file of the same model.
 fn written() -> (TempDir, Gguf) {
     let folder = written_rwkv7();
     let path = folder.path().join("config.json");
@@ -44,7 +44,7 @@ async fn served(model: &Path) -> App {
     app_on(model, OpenOptions { slots: 4, ..OpenOptions::default() }, Location::Memory).await
 }
 
-/// The texts and ids of an answer, which do not depend on the time.
+/// Returns an answer's choice without its timings.
 fn untimed(answer: &serde_json::Value) -> serde_json::Value {
     let mut choice = answer["choices"][0].clone();
     choice.as_object_mut().unwrap().remove("timings");
@@ -107,7 +107,7 @@ async fn the_sampling_that_a_file_recommends_is_the_default() {
     }
 }
 
-/// The template is the one that llama.cpp's converter writes.
+/// The template in the file is the one that llama.cpp's converter writes.
 #[tokio::test]
 async fn the_template_of_the_file_is_used() {
     let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures-rwkv7/llamacpp.gguf");

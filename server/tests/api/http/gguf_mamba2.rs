@@ -1,4 +1,4 @@
-//! Mamba-2 in one GGUF file as llama.cpp writes it: the tokens and the template of its folder.
+//! Mamba-2 in one GGUF file as llama.cpp writes it: it has the tokens and the template of its folder.
 
 use std::path::{Path, PathBuf};
 
@@ -12,7 +12,7 @@ use tidegate_server::session::Location;
 use crate::common::sessions::{App, app_on, ok, prompt};
 use crate::llamacpp::{self, Gguf, Value, text};
 
-/// `llamacpp.gguf` is what llama.cpp's converter makes of the folder.
+/// Returns the fixture's folder; its `llamacpp.gguf` is the output of llama.cpp's converter for the folder.
 fn fixture() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures-mamba2-llamacpp")
 }
@@ -47,7 +47,7 @@ async fn a_file_has_the_tokens_and_the_template_of_its_folder() {
     assert!(answer["usage"]["completion_tokens"].as_u64() > Some(0), "{answer}");
 }
 
-/// The fixture as a file that tests can change, with its tokens in the order of their ids.
+/// Returns the fixture as a file that tests can change, with its tokens in the order of their ids.
 fn written() -> (TempDir, Gguf) {
     let bytes = std::fs::read(fixture().join("model.safetensors")).unwrap();
     let config = DecoderConfig::from_json(&std::fs::read_to_string(fixture().join("config.json")).unwrap()).unwrap();

@@ -6,7 +6,7 @@ use axum::body::Body;
 use axum::http::{Request, StatusCode, header};
 use serde_json::{Value, json};
 
-/// Whether a text matches.
+/// Returns whether a text matches the grammar.
 type Follows<'a> = &'a dyn Fn(&str) -> bool;
 
 fn chat(body: &Value) -> Request<Body> {
@@ -77,7 +77,7 @@ async fn every_parameter_for_a_grammar_is_supported() {
     let is_number = |text: &str| (2..=3).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_digit());
     let is_choice = |text: &str| choice.as_array().unwrap().iter().any(|choice| choice == text);
     let lark = "start: \"(\" start \")\" | \"x\"";
-    // The token "x": the model may prefer to open parentheses for ever.
+    // A bias for the token "x": without it the model may open parentheses forever.
     let ends = json!({"88": 12});
     let is_nested = |text: &str| text.trim_start_matches('(').trim_end_matches(')') == "x";
     let is_person = |text: &str| {

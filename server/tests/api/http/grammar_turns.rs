@@ -1,4 +1,4 @@
-//! Grammars of several keys: one key's expensive grammars keep nobody else's from being compiled.
+//! Grammars of several keys: one key's expensive grammars do not keep another key's from being compiled.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -19,7 +19,7 @@ async fn ask(app: &App, owner: (&str, &str), method: Method, path: &str, body: V
     app.send(method, path, body, &[owner]).await
 }
 
-/// An answer that must be successful.
+/// Sends a request that must succeed, and returns its answer.
 async fn get_from(app: &App, owner: (&str, &str), method: Method, path: &str, body: Value) -> Value {
     let answer = ask(app, owner, method.clone(), path, body).await;
     assert!(answer.status.is_success(), "{method} {path}: {} {}", answer.status, answer.text());
@@ -48,7 +48,7 @@ fn holds(bytes: &[u8], text: &str) -> bool {
     bytes.windows(text.len()).any(|window| window == text.as_bytes())
 }
 
-/// Every request that names a session, a version or a stream. `own` is a session of the requester.
+/// Returns every request that names a session, a version or a stream. `own` is a session of the requester.
 fn requests(session: &str, version: &str, stream: &str, own: &str) -> Vec<(Method, String, Value)> {
     let path = format!("/v1/sessions/{session}");
     let mine = format!("/v1/sessions/{own}");
@@ -124,7 +124,7 @@ async fn prefixes_are_not_shared_between_owners() {
     for owner in [BEN, NOBODY] {
         assert_eq!(cached(&post(&app, owner, "/v1/completions", prompt(" Go on")).await), 0, "{owner:?}");
     }
-    // A prefix that the owner computed is used.
+    // A prefix that the same owner computed is used.
     assert!(cached(&post(&app, BEN, "/v1/completions", prompt(" Go on, now")).await) > 0);
 }
 
@@ -177,7 +177,7 @@ async fn a_sealed_state_opens_only_for_its_owner() {
     }
 }
 
-/// Ben's requests and their results: texts, ids and snapshot bytes, without the server's ids.
+/// Sends Ben's requests and returns their results: texts, token ids and snapshot states, without the server's ids.
 async fn bens_day(app: &App) -> (Vec<Value>, Vec<Bytes>) {
     let (mut told, mut states) = (Vec::new(), Vec::new());
     let made = post(app, BEN, "/v1/sessions", json!({"text": "The fox said", "seed": 3})).await;
@@ -201,7 +201,7 @@ async fn a_reused_slot_reveals_nothing_of_its_previous_owner() {
     let mut seen = vec![bens_day(&app).await];
     post(&app, ANN, "/v1/completions", turn(id(&anns), CANARY)).await;
     seen.push(bens_day(&app).await);
-    // An interrupted turn leaves its slot as it was at that time.
+    // An interrupted turn leaves its state in the slot.
     let endless = json!({
         "session": id(&anns), "prompt": CANARY, "max_tokens": 100_000, "ignore_eos": true, "stream": true
     });

@@ -10,7 +10,7 @@ fn path(session: &Value) -> String {
     format!("/v1/sessions/{}", session["id"].as_str().unwrap())
 }
 
-/// A warm turn of 12 tokens.
+/// Returns a turn of 12 tokens at temperature 1.
 fn turn(session: &Value, more: Value) -> Value {
     let warm = json!({"session": session["id"], "max_tokens": 12, "temperature": 1.0, "ignore_eos": true});
     with(prompt(" and the hare", warm), more)
@@ -54,7 +54,7 @@ async fn the_texts_of_one_turn_are_those_of_forks_that_run_one_at_a_time() {
     let (before, stats) = (app.engine_stats().prompt_tokens, app.store.stats());
     let whole = take(&app, turn(&made, json!({"seed": 7, "n": 4, "keep": "all", "label": "tried"}))).await;
     assert!(read > 4);
-    // The last token is read by the first step of each text.
+    // The first step of each text reads the last token of the prompt.
     assert_eq!(app.engine_stats().prompt_tokens - before, read + 3, "the prompt is read once for all");
     let now = app.store.stats();
     assert_eq!((now.transactions, now.sessions), (stats.transactions + 1, stats.sessions + 3), "all at once");
@@ -73,7 +73,7 @@ async fn the_texts_of_one_turn_are_those_of_forks_that_run_one_at_a_time() {
     let others: Vec<usize> = (0..4).filter(|at| *at != chosen).collect();
     assert_eq!(kept.iter().map(|fork| fork["index"].as_u64().unwrap() as usize).collect::<Vec<_>>(), others);
 
-    // Each continues as its fork does.
+    // Each text continues like the fork that generated it alone.
     let head = app.get(&path(&made)).await.json();
     assert_eq!((&head["version"], &head["label"]), (&info["version"], &json!("tried")));
     let more = |id: &Value| prompt("", json!({"session": id, "temperature": 1.0}));
@@ -117,7 +117,7 @@ async fn without_a_seed_the_texts_differ_and_can_be_repeated() {
     assert_eq!(best["session"]["forks"], Value::Null);
     let after = app.store.stats();
     assert_eq!((after.versions, after.sessions), (now.versions + 1, now.sessions), "the others are gone");
-    // Of texts that are equally likely, the first is chosen.
+    // Of equally likely texts, the first is chosen.
     let equal = take(&app, turn(&made, json!({"n": 3, "keep": "best", "temperature": 0}))).await;
     assert_eq!(equal["session"]["chosen"], 0);
     let one = take(&app, turn(&made, json!({"keep": "all"}))).await;
@@ -217,7 +217,8 @@ async fn what_cannot_be_kept_is_refused() {
             let refused = app.post("/v1/completions", turn(&made, body.clone())).await;
             assert_eq!((refused.status, refused.param()), (StatusCode::BAD_REQUEST, "n".into()), "{}", refused.text());
             assert!(refused.text().contains(&format!("at most {states} with {asked}, found")), "{}", refused.text());
-            // The response to a key is held until its end, but its stream has a reader to wait for all the same.
+            // A response with an idempotency key is held until its end, but its stream waits for a reader like any
+            // other, so the limit is the same.
             let keyed =
                 app.send(Method::POST, "/v1/completions", turn(&made, body), &[("idempotency-key", "one")]).await;
             assert_eq!((keyed.status, keyed.text()), (refused.status, refused.text()));

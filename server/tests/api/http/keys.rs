@@ -1,4 +1,4 @@
-//! API keys: every route wants one, each opens what its scopes say, and nothing says what they are.
+//! API keys: every route requires one, each opens what its scopes permit, and nothing reveals a key.
 
 use std::io::Write;
 use std::sync::{Arc, LazyLock, Mutex};
@@ -35,7 +35,7 @@ fn locked() -> (AppState, EngineThread) {
     (state, thread)
 }
 
-/// A path that the router takes for this route.
+/// Returns a path that the router matches to this route.
 fn example(route: &str) -> String {
     let part = |part: &str| if part.starts_with('{') { "x".to_owned() } else { part.to_owned() };
     route.split('/').map(part).collect::<Vec<_>>().join("/")
@@ -60,7 +60,7 @@ async fn refused(response: Response<Body>, status: StatusCode, code: &str, what:
     assert!(challenge.starts_with("Bearer"), "{what}: {challenge}");
     assert!(headers.contains_key("x-request-id"), "{what}");
     let body: Value = serde_json::from_str(&text(response).await).unwrap();
-    // Routes of other servers' clients say it in those servers' words.
+    // Routes for clients of other servers use those servers' error format.
     if !what.contains("/v1/") || what.contains("/v1/messages") {
         assert!(body.to_string().contains("API key"), "{what}: {body}");
         return headers;
@@ -91,7 +91,7 @@ async fn every_route_wants_a_key() {
     for path in closed {
         for method in &METHODS {
             let what = format!("{method} {path}");
-            // Without a body in the answer there is no code to read in it.
+            // A response to HEAD has no body, so there is no error code to check.
             if method == Method::HEAD {
                 let response = send(&state, request(method, &path, &[])).await;
                 assert_eq!(response.status(), StatusCode::UNAUTHORIZED, "{what}");
@@ -106,7 +106,7 @@ async fn every_route_wants_a_key() {
                 &[("authorization", "Bearer ")],
                 &[("x-api-key", "sk-unknown-0123456789")],
                 &[("x-api-key", "")],
-                // What `Authorization` says counts.
+                // `Authorization` takes precedence.
                 &[("authorization", unknown.as_str()), ("x-api-key", ALL)],
                 &[("cookie", ALL)],
             ] {
@@ -133,7 +133,7 @@ async fn a_key_opens_what_its_scopes_say() {
         for key in [ALL, DEFAULT, METRICS, MAKES] {
             let path = example(&path);
             for (name, value) in [("authorization", bearer(key)), ("x-api-key", key.to_owned())] {
-                // No route has it: a request that passes auth is refused by the router.
+                // No route has this method, so the router refuses a request that passes auth.
                 let response = send(&state, request(&Method::TRACE, &path, &[(name, &value)])).await;
                 if opens(key, needed) {
                     assert_eq!(response.status(), StatusCode::METHOD_NOT_ALLOWED, "{path}");
@@ -164,7 +164,7 @@ async fn scopes_are_where_they_belong() {
     assert_eq!(find("/metrics"), Access::Scope(Scope::Metrics));
 }
 
-/// Makes a session with `key`, and says whether `other` finds it.
+/// Creates a session with `key`, and returns whether `other` finds it.
 async fn shares(state: &AppState, key: &str, other: &str) -> bool {
     let make = |key: &str| {
         let request = request(
@@ -186,7 +186,7 @@ async fn shares(state: &AppState, key: &str, other: &str) -> bool {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_kept_belongs_to_the_name_of_the_key() {
     let state = crate::common::sessions::app().await.state;
-    // Without keys whoever knows the token owns the session, whichever header it comes in.
+    // Without API keys, whoever sends the same token owns the session, whichever header it comes in.
     assert!(shares(&state, ALL, ALL).await);
     assert!(!shares(&state, ALL, DEFAULT).await);
     let both =
@@ -194,7 +194,7 @@ async fn what_is_kept_belongs_to_the_name_of_the_key() {
     state.set_api_keys(both(ALL, DEFAULT));
     assert!(shares(&state, ALL, ALL).await);
     assert!(!shares(&state, ALL, DEFAULT).await);
-    // The key of the name `a` is exchanged.
+    // The key with the name `a` is replaced; its sessions stay with the name.
     let list = |key: &'static str| {
         let state = state.clone();
         async move {
@@ -210,7 +210,7 @@ async fn what_is_kept_belongs_to_the_name_of_the_key() {
     refused(old, StatusCode::UNAUTHORIZED, "invalid_api_key", "a key that was taken away").await;
 }
 
-/// What all tests of this file log. One log for all: whether a place logs at all is settled once in a process.
+/// The log of all tests in this file. They share one, because a process decides only once whether a call site logs.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<u8>>>);
 

@@ -1,5 +1,5 @@
-//! Limits on what clients can take of the server's time and memory: heads, bodies, connections, endless texts, and deeply
-//! nested JSON. Other clients are not delayed.
+//! Limits on the server's time and memory that clients can take: request heads, bodies, connections, endless texts and
+//! deeply nested JSON. Other clients are not delayed.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ use tokio::time::{sleep, timeout};
 
 const SOON: Duration = Duration::from_secs(20);
 
-/// A server on a free port, which stops with the sender.
+/// Starts a server on a free port; it stops when the sender is dropped.
 async fn listen(options: ServeOptions, state: AppState) -> (SocketAddr, oneshot::Sender<()>) {
     let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -66,7 +66,7 @@ async fn a_slow_head_times_out() {
     let mut silent = TcpStream::connect(address).await.unwrap();
     let start = Instant::now();
     is_well(address).await;
-    // Each byte arrives in time, but the head does not.
+    // Each byte arrives in time, but the whole head does not.
     while start.elapsed() < Duration::from_millis(400) {
         for socket in &mut slow {
             // On a busy machine some may have timed out by now.
@@ -118,7 +118,7 @@ async fn a_head_may_have_32_kib_to_the_byte() {
         let answer = rest(&mut ask(address, &head(bytes)).await).await;
         assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{bytes}: {answer}");
         assert!(status == 200 || answer.contains("headers_too_large"), "{bytes}: {answer}");
-        // In two pieces, whose second ends the head.
+        // The same head in two pieces, the second of which ends it.
         let whole = head(bytes);
         let (first, second) = whole.split_at(bytes - 1);
         let mut socket = ask(address, first).await;
@@ -133,7 +133,7 @@ async fn a_client_that_reads_nothing_is_disconnected() {
     let write_timeout = Duration::from_millis(300);
     let options = ServeOptions { max_connections: 1, write_timeout, ..ServeOptions::default() };
     let (address, _stop) = listen(options, AppState::new(ApiOptions::default())).await;
-    // Requests far more than the buffers in between hold, and reads nothing.
+    // Requests far more bytes than the buffers on the way hold, and reads nothing.
     let mut deaf = TcpStream::connect(address).await.unwrap();
     let asked = "GET /playground/style.css HTTP/1.1\r\nhost: t\r\n\r\n".repeat(2000);
     let _ = timeout(SOON, deaf.write_all(asked.as_bytes())).await;
@@ -189,12 +189,12 @@ async fn a_text_ends_at_its_time_limit() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_text_waiting_for_a_slot_ends_at_its_time_limit() {
-    // The first step ends before the time limit, and the second one long after it. The second request may come up to a
-    // second after the first one.
+    // A request's first step ends before the time limit, and the second one long after it. The second request may
+    // arrive up to a second after the first one.
     let (_, engine, _thread) = scripted(Fake::new(1).step(Duration::from_millis(1500)), 16);
     let state = AppState::new(ApiOptions { max_time: Some(Duration::from_secs(2)), ..ApiOptions::default() });
     state.serve(crate::common::served(engine.clone()));
-    // This request occupies the only slot while its prompt is read token by token.
+    // This request occupies the only slot while the model reads its prompt token by token.
     let (first, body) = (state.clone(), json!({"prompt": vec![1; 20], "echo": true, "logprobs": 0, "max_tokens": 3}));
     let running = tokio::spawn(async move { post(&first, body).await });
     while engine.stats().running == 0 {

@@ -23,7 +23,7 @@ async fn answered(path: &str, body: Value) -> Value {
     serde_json::from_str(&answer).unwrap()
 }
 
-/// Greedy, so that the text is the same however it is requested.
+/// Returns a greedy request, so that the text is the same however it is requested.
 fn asking(prompt: impl Into<Value>, more: Value) -> Value {
     with(json!({"prompt": prompt.into(), "n_predict": 12, "temperature": 0}), more)
 }
@@ -196,7 +196,7 @@ async fn an_end_is_named() {
 
 #[tokio::test]
 async fn probabilities_equal_those_of_the_openai_route() {
-    // The model's own repetition penalty would take other tokens than the likeliest.
+    // The model's default repetition penalty would choose tokens other than the likeliest.
     let whole = answered(PATH, asking("The king", json!({"n_probs": 3, "repeat_penalty": 1}))).await;
     let more = json!({"logprobs": 3, "return_token_ids": true, "repetition_penalty": 1});
     let same = completion("The king", more).await;

@@ -1,4 +1,4 @@
-//! The memory of log probabilities: bounded for one request, for one owner, and for all of them.
+//! Memory for log probabilities: bounded per request, per owner and in total.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use tidegate_server::{ApiOptions, AppState, Served};
 use crate::common::fake::{Fake, POISON, rules};
 use crate::common::{checkpoint, get, post, scripted, send, served, shipped, text, with};
 
-/// Reserves 56.4 MiB with 20 alternatives, of the 64 MiB that one request may.
+/// Tokens that reserve 56.4 MiB with 20 alternatives each; one request may reserve 64 MiB.
 const MANY: usize = 22_000;
 
 async fn ask(state: &AppState, owner: &str, path: &str, body: Value) -> Response<Body> {
@@ -35,7 +35,7 @@ async fn complete(state: &AppState, owner: &str, body: Value) -> Response<Body> 
     ask(state, owner, "/v1/completions", body).await
 }
 
-/// Fails unless the request was refused for now.
+/// Checks that the request was refused for now.
 async fn refused(response: Response<Body>, reason: &str) {
     assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
     assert_eq!(response.headers()[header::RETRY_AFTER], "1");
@@ -87,7 +87,7 @@ async fn more_than_a_response_may_hold_is_refused_in_every_format() {
         assert!(message.starts_with(param) && message.contains(&format!("at most {limit}")), "{message}");
         assert!(message.contains("64 MiB"), "{message}");
         if param != "prompt" {
-            // A stream holds nothing.
+            // A stream reserves nothing.
             let streamed = ask(&state, "ann", path, with(body, json!({"stream": true}))).await;
             assert_eq!(streamed.status(), StatusCode::OK, "{path} {limit}");
         }
@@ -100,25 +100,25 @@ async fn an_owner_cannot_take_the_memory_of_others() {
     let first = complete(&state, "ann", large()).await;
     let second = complete(&state, "ann", large()).await;
     assert_eq!((first.status(), second.status()), (StatusCode::OK, StatusCode::OK));
-    // Both have ended, but have not been read.
+    // Both requests have ended, but their responses have not been read.
     refused(complete(&state, "ann", large()).await, "of your requests may hold 128 MiB").await;
     for more in [json!({"stream": true}), json!({"logprobs": null}), json!({"max_tokens": 20})] {
         assert_eq!(complete(&state, "ann", with(large(), more)).await.status(), StatusCode::OK);
     }
-    // Others get half of what is left, and never nothing.
+    // Each other owner gets half of what is left, and never nothing.
     let bens = complete(&state, "ben", large()).await;
     assert_eq!(bens.status(), StatusCode::OK);
     refused(complete(&state, "ben", large()).await, "half of what others leave").await;
     refused(complete(&state, "eve", large()).await, "of your requests may hold 43 MiB").await;
     assert_eq!(complete(&state, "eve", with(large(), json!({"max_tokens": 2000}))).await.status(), StatusCode::OK);
-    // What is read is released.
+    // Reading a response releases its memory.
     assert_eq!(json_of(first).await["choices"][0]["logprobs"]["tokens"].as_array().unwrap().len(), 5);
     let third = complete(&state, "ann", with(large(), json!({"max_tokens": 10_000}))).await;
     assert_eq!(third.status(), StatusCode::OK);
     refused(complete(&state, "ann", large()).await, "of your requests").await;
 }
 
-/// Asks with an idempotency key.
+/// Sends a completion with an idempotency key.
 async fn repeat(state: &AppState, key: &str, body: Value) -> Response<Body> {
     let request = Request::post("/v1/completions").header(header::AUTHORIZATION, "Bearer ann");
     let request = request.header(header::CONTENT_TYPE, "application/json").header("idempotency-key", key);
@@ -131,7 +131,7 @@ async fn repeated_responses_take_memory_until_they_are_read() {
     let (state, served) = (AppState::new(ApiOptions::default()), served(engine));
     state.set_store(Store::open(StoreOptions::new(Location::Memory), served.codec.clone()).await.unwrap());
     state.serve(served);
-    // The copy that is stored is reserved as well.
+    // Memory for the stored copy is reserved as well.
     let first = repeat(&state, "large", large()).await;
     assert_eq!(first.status(), StatusCode::OK);
     refused(complete(&state, "ann", large()).await, "113 MiB are in use").await;
@@ -141,7 +141,7 @@ async fn repeated_responses_take_memory_until_they_are_read() {
     for (key, stream) in [("whole", false), ("stream", true)] {
         let first = text(repeat(&state, key, few(stream)).await).await;
         assert!(first.len() > 512, "{first}");
-        // All but 512 bytes.
+        // All but 512 bytes of what the owner may hold.
         let mut most = Vec::new();
         for _ in 0..2 {
             most.push(complete(&state, "ann", with(large(), json!({"max_tokens": 24_966}))).await);

@@ -1,4 +1,5 @@
-//! Texts that are too long for the model: each route refuses them before they are encoded, under the field's name.
+//! Texts that are too long for the model: each route refuses them, the longest before they are encoded, and names the
+//! field.
 
 use axum::body::Body;
 use axum::http::{Request, StatusCode, header};
@@ -10,7 +11,7 @@ use crate::common::fake::{Fake, rules};
 use crate::common::parrot::parrot;
 use crate::common::{send, served, text};
 
-/// A scripted model that reads 1000 tokens.
+/// Returns a scripted model that reads 1000 tokens.
 fn state() -> (AppState, EngineThread) {
     let (engine, thread) = spawn(Fake::new(1), rules(), EngineOptions::default()).unwrap();
     let state = AppState::new(ApiOptions::default());
@@ -25,7 +26,7 @@ async fn refused(state: &AppState, path: &str, body: &Value) -> Value {
     serde_json::from_str(&text(response).await).unwrap()
 }
 
-/// Checks the code of an error, and the parameter that it names.
+/// Checks that an error has the code for too long a context and names `param`.
 fn check_names(error: &Value, param: &str) {
     let error = &error["error"];
     let names_code = error["code"] == "context_length_exceeded" || error["type"] == "exceed_context_size_error";
@@ -36,7 +37,7 @@ fn check_names(error: &Value, param: &str) {
 async fn every_route_names_the_code_and_the_parameter_that_was_sent() {
     let folder = tempfile::tempdir().unwrap();
     let state = parrot("ok", "{% for m in messages %}{{ m.content }}{% endfor %}", folder.path());
-    // The first are refused before they are encoded, the second after.
+    // Texts of the first length are refused before they are encoded, those of the second after.
     for words in [200_000, 11_000] {
         let long = "word ".repeat(words);
         let messages = json!([{"role": "user", "content": long}]);

@@ -19,7 +19,7 @@ async fn turn(app: &App, session: &Value, text: &str) -> (Vec<u64>, Value) {
     (ids(&answer.json()), answer.json()["session"].clone())
 }
 
-/// The keys of Mamba-2, of two heads that have B and C of their own.
+/// Returns the config keys of a Mamba-2 model with two heads, each of which has its own B and C.
 pub(super) fn mamba2() -> Value {
     json!({"model_type": "mamba2", "architectures": ["Mamba2ForCausalLM"], "attention": "mamba2", "intermediate_size": 64,
         "head_dim": 32, "state_size": 16, "n_groups": 2, "time_step_limit": [0.0, {"__float__": "Infinity"}],
@@ -41,7 +41,7 @@ async fn sessions_survive_a_restart_fork_rewind_and_move_between_servers() {
     }
 }
 
-/// Sessions of a model survive a restart, can be forked, moved and rewound, and continue with the same bits.
+/// Checks that sessions of a model survive a restart, can be forked, moved and rewound, and continue bit for bit.
 pub(super) async fn sessions_continue(name: &str, model: &Path, options: impl Fn() -> OpenOptions) {
     const TEXT: &str = "The fox said to the hare: how long is the river, and how deep the sea?";
     let kept = TempDir::new().unwrap();

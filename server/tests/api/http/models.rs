@@ -1,4 +1,4 @@
-//! Several models in one server: which one a request means, and which of them are loaded.
+//! Several models in one server: which one answers a request, and which of them are loaded.
 
 use std::io::Write;
 use std::sync::atomic::Ordering;
@@ -65,7 +65,7 @@ async fn any_name_may_mean_the_first_model() {
         let body = json!({"prompt": "Once", "max_tokens": 1, "model": name});
         assert_eq!(answers(&app, "/v1/completions", body).await, model, "{name}");
     }
-    // The list is that of the models.
+    // Looking up a model takes its real name.
     assert_eq!(app.get("/v1/models/tgi").await.refusal(), (404, "model_not_found".into()));
 }
 
@@ -90,7 +90,7 @@ async fn a_session_belongs_to_the_model_that_made_it() {
     let deleted = app.request(Method::DELETE, &format!("/v1/sessions/{id}"), &Value::Null, &[]).await;
     deleted.ok();
     assert_eq!(app.get(&format!("/v1/sessions/{id}")).await.refusal(), (404, "not_found".into()));
-    // So does a stored response.
+    // A stored response belongs to its model, too.
     let first = app.post("/v1/responses", json!({"input": "Once", "max_output_tokens": 2, "model": "b"})).await.ok();
     let next = json!({"input": " more", "max_output_tokens": 1, "previous_response_id": first["id"]});
     assert_eq!(answers(&app, "/v1/responses", next).await, "b");
@@ -100,7 +100,7 @@ async fn a_session_belongs_to_the_model_that_made_it() {
 #[tokio::test]
 async fn the_model_that_was_not_used_for_longest_makes_room_and_its_sessions_go_on() {
     let app = several(&["a", "b"], ONE, false).await;
-    // Both were opened at the start, the first one last.
+    // Both were loaded at the start, the first one last.
     assert_eq!(app.states().await, pairs(&[("a", "loaded"), ("b", "unloaded")]));
     let alone = several(&["x", "b"], ALL, false).await;
     let (mut texts, mut expected) = (Vec::new(), Vec::new());
@@ -113,7 +113,7 @@ async fn the_model_that_was_not_used_for_longest_makes_room_and_its_sessions_go_
             if disturbed {
                 assert_eq!(answers(app, "/v1/completions", prompt("x", json!({"model": "a"}))).await, "a");
                 assert_eq!(app.states().await, pairs(&[("a", "loaded"), ("b", "unloaded")]));
-                // It needs no engine to be read.
+                // Reading the session's text needs no engine.
                 let read = app.get(&format!("/v1/sessions/{}/text", session.as_str().unwrap())).await.ok();
                 assert!(read["text"].as_str().unwrap().starts_with("Once upon a time"));
                 assert_eq!(app.state_of("b").await, "unloaded");
@@ -138,7 +138,7 @@ async fn the_model_that_was_not_used_for_longest_makes_room_and_its_sessions_go_
 
 #[tokio::test]
 async fn each_use_counts_for_the_order_of_unloading() {
-    // Two fit, and the first was loaded last.
+    // Two models fit, and the first was loaded last.
     let app = several(&["a", "b", "c"], ONE * 3 / 2, false).await;
     assert_eq!(app.states().await, pairs(&[("a", "loaded"), ("b", "loaded"), ("c", "unloaded")]));
     for name in ["b", "c"] {
@@ -227,7 +227,7 @@ async fn a_key_may_be_for_some_models() {
     for (key, more, model) in [
         (&all, json!({}), Ok("a")),
         (&all, json!({"model": "b"}), Ok("b")),
-        // The first that it may use.
+        // The first model that the key may use.
         (&one, json!({}), Ok("b")),
         (&one, json!({"model": "b"}), Ok("b")),
         (&one, json!({"model": "a"}), Err((403, "insufficient_scope"))),
@@ -268,10 +268,10 @@ async fn a_reload_serves_new_requests_and_running_streams_end_where_they_are() {
     }
     assert!(streamed.trim_end().ends_with("data: [DONE]"), "{streamed}");
     assert!(streamed.contains("\"finish_reason\":\"length\"") && !streamed.contains(after.as_str().unwrap()));
-    // Nothing has changed: nothing is loaded.
+    // Nothing has changed, so nothing is loaded.
     let loads = app.loader.loads.lock().unwrap().len();
     assert!(app.state.reload_models(list.clone()).await.is_empty());
-    // A folder that is broken changes nothing.
+    // A broken folder changes nothing.
     std::fs::write(app.folder("a").join("config.json"), "{").unwrap();
     list[0].stamp = 2;
     assert!(app.state.reload_models(list).await.is_empty());

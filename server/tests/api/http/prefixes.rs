@@ -1,4 +1,4 @@
-//! The prefix cache: texts that begin like earlier ones start from a state of them, and are the same as without it.
+//! The prefix cache: a text that begins like earlier ones starts from a cached state, and is the same as without it.
 
 use crate::common::sessions::{App, app, app_with, prompt, session};
 use axum::http::Method;
@@ -26,7 +26,7 @@ async fn asked(app: &App, body: Value) -> Value {
     app.post("/v1/chat/completions", body).await.json()
 }
 
-/// How many tokens questions have in common with these instructions.
+/// Returns how many tokens all questions after these instructions begin with.
 async fn instructions(app: &App) -> u64 {
     let mut both = Vec::new();
     for question in ["Is it cold?", "What did you see?"] {
@@ -49,12 +49,12 @@ async fn the_third_text_with_the_same_instructions_starts_after_them() {
         assert_eq!(cached(&answer), expected, "{question}");
         let read = app.engine_stats().prompt_tokens - before;
         assert_eq!(read, answer["usage"]["prompt_tokens"].as_u64().unwrap() - expected);
-        // A state that the client keeps does not come from the cache.
+        // A request whose state the client keeps does not use the cache.
         let without = asked(&app, chat(question, json!({"return_state": true}))).await;
         assert_eq!(cached(&without), 0);
         assert_eq!(ids(&answer), ids(&without), "{question}");
     }
-    // Of the same owner only.
+    // Owners do not share cached prefixes.
     let other =
         app.send(Method::POST, "/v1/chat/completions", chat(questions[0], json!({})), &[("authorization", "Bearer b")]);
     assert_eq!(cached(&other.await.json()), 0);
@@ -67,7 +67,7 @@ async fn first_turns_of_sessions_and_stored_responses_begin_like_other_texts() {
     let plain = asked(&app, chat("Is it cold?", json!({}))).await;
     asked(&app, chat("What did you see?", json!({}))).await;
 
-    // A session's first turn, and the one after it, which starts from the session's own state.
+    // A session's first turn uses the cache; the next one starts from the session's own state.
     let made = session(&app, json!({"seed": 3})).await;
     let of_session = json!({"session": made["id"]});
     let first = asked(&app, chat("Do you sleep well?", of_session)).await;
@@ -80,7 +80,7 @@ async fn first_turns_of_sessions_and_stored_responses_begin_like_other_texts() {
     let second = asked(&app, more).await;
     assert_eq!((cached(&second), &second["session"]["restored"]), (0, &json!(true)));
 
-    // A session that is created with a text.
+    // So does a session that is created with messages.
     let before = app.engine_stats().prompt_tokens;
     let messages = chat("Is it cold?", json!({}))["messages"].clone();
     let made = app.post("/v1/sessions", json!({"messages": messages, "seed": 3})).await.json();
@@ -90,8 +90,8 @@ async fn first_turns_of_sessions_and_stored_responses_begin_like_other_texts() {
     let again = asked(&app, chat("Is it cold?", json!({}))).await;
     assert_eq!(ids(&again), ids(&plain));
 
-    // A stored response, and a client that sends the whole history instead of its id.
-    // At temperature 0, because a sampled answer that is cut off may be other tokens when it is read.
+    // A stored response, and then a client that sends the whole history instead of its id. At temperature 0, because
+    // the tokenizer may split a sampled answer that is cut off into other tokens.
     let ask =
         |input: Value| json!({"instructions": INSTRUCTIONS, "input": input, "max_output_tokens": 8, "temperature": 0});
     let response = app.post("/v1/responses", ask(json!("Have you a dog?"))).await.json();

@@ -1,4 +1,4 @@
-//! RWKV-7 in a `.pth` file with its vocabulary beside it.
+//! RWKV-7 in a `.pth` file with its vocabulary next to it.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +10,7 @@ use tidegate_server::session::Location;
 use crate::common::random::written_rwkv7;
 use crate::common::sessions::{app_on, prompt};
 
-/// The fixture, which PyTorch has written, in a folder of its own.
+/// Copies the fixture, which PyTorch has written, to its own folder.
 fn copied() -> (TempDir, PathBuf) {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("rwkv7-tiny.pth");

@@ -1,4 +1,4 @@
-//! Quantised weights are served like any others, under their own fingerprint.
+//! Quantized weights are served like any others, under their own fingerprint.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use tidegate_server::Served;
 use tidegate_server::checkpoint::{OpenOptions, open};
 use tidegate_server::engine::{Request, RequestParameters};
 
-/// `tiny`, or the pinned `tiny-q8_0` made by `tidegate-weights quantize`.
+/// Opens `tiny`, or the pinned `tiny-q8_0` that `tidegate-weights quantize` made.
 fn served(name: &str) -> Served {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../weights/tests/fixtures");
     open(&fixtures.join(name), &OpenOptions { slots: 2, ..OpenOptions::default() }).unwrap().0

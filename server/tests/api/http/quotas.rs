@@ -1,4 +1,4 @@
-//! Quotas of keys, and which pages may read answers.
+//! Quotas of API keys, and which web pages may read answers.
 
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ use tidegate_server::{ApiOptions, AppState};
 const KEY: &str = "sk-quota-0123456789";
 const OTHER: &str = "sk-other-0123456789";
 
-/// A scripted model behind a key with this quota, and another key without any.
+/// Returns a scripted model behind a key with this quota and another key without one.
 fn limited(quota: &Value, step: Duration) -> (AppState, EngineHandle, EngineThread) {
     let (state, engine, thread) = scripted(Fake::new(4).step(step), 256);
     let key = crate::common::with(json!({"name": "limited", "key": KEY}), quota.clone());
@@ -44,7 +44,7 @@ fn number(headers: &HeaderMap, name: &str) -> u64 {
     value.to_str().unwrap().parse().unwrap_or_else(|_| panic!("{name}: {value:?}"))
 }
 
-/// The headers of a refusal, and how long it asks to wait.
+/// Checks that a request is over its quota; returns the headers and the seconds to wait.
 async fn too_many(response: Response<Body>, names: &str) -> (HeaderMap, u64) {
     assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
     let headers = response.headers().clone();
@@ -71,11 +71,11 @@ async fn requests_are_counted_by_the_minute() {
     assert!((15..=20).contains(&wait), "{wait}");
     assert_eq!(number(&headers, "x-ratelimit-remaining-requests"), 0);
     assert_eq!(headers["x-ratelimit-reset-requests"], "1m0s");
-    // Another key's count is its own, and who has no quota has no headers.
+    // Another key is not affected, and a key without a quota gets no quota headers.
     let response = send(&state, models(OTHER)).await;
     assert_eq!(response.status(), StatusCode::OK);
     assert!(!response.headers().contains_key("x-ratelimit-limit-requests"));
-    // Nothing that is not let in is counted.
+    // A request that fails auth is not counted.
     assert_eq!(send(&state, models("sk-unknown-0123456789")).await.status(), StatusCode::UNAUTHORIZED);
 }
 
@@ -85,17 +85,17 @@ async fn tokens_are_reserved_and_the_rest_is_given_back() {
     let first = send(&state, completion(KEY, &short(1999))).await;
     assert_eq!(first.status(), StatusCode::OK);
     assert_eq!(number(first.headers(), "x-ratelimit-limit-tokens"), 6000);
-    // The bucket refills by 100 tokens a second: each bound leaves room for ten.
+    // The bucket refills by 100 tokens a second: each bound leaves room for ten seconds.
     let left = left(&state).await;
     assert!((4000..5000).contains(&left), "1 token was read and 1,999 were made: {left}");
     let (headers, wait) = too_many(send(&state, completion(KEY, &short(5800))).await, "6000 tokens per minute").await;
     assert!((8..=18).contains(&wait), "about 1,800 are missing: {wait}");
     assert!(number(&headers, "x-ratelimit-remaining-tokens") >= 4000, "a refusal reserves nothing");
-    // It ends after three tokens, and what it reserved for the others comes back.
+    // This request ends after three tokens, and the rest of its reservation is given back.
     let brief = json!({"prompt": [252], "max_tokens": 3900});
     assert_eq!(send(&state, completion(KEY, &brief)).await.status(), StatusCode::OK);
     assert!(self::left(&state).await >= 3990);
-    // So it does when a request fails.
+    // So is the reservation of a request that fails.
     let broken = json!({"prompt": [POISON, 1], "max_tokens": 3900});
     assert_eq!(send(&state, completion(KEY, &broken)).await.status(), StatusCode::INTERNAL_SERVER_ERROR);
     assert!(self::left(&state).await >= 3980);
@@ -103,7 +103,7 @@ async fn tokens_are_reserved_and_the_rest_is_given_back() {
     assert_eq!(send(&state, completion(OTHER, &short(9000))).await.status(), StatusCode::OK);
 }
 
-/// The tokens that the key has left.
+/// Returns how many tokens the key has left.
 async fn left(state: &AppState) -> u64 {
     number(send(state, models(KEY)).await.headers(), "x-ratelimit-remaining-tokens")
 }
@@ -118,13 +118,13 @@ async fn a_client_that_leaves_gets_its_tokens_back() {
     drop(running);
     let start = Instant::now();
     while left(&state).await < 45_000 {
-        // The bucket itself would take half a minute.
+        // Refilling the bucket alone would take half a minute.
         assert!(start.elapsed() < Duration::from_secs(20), "they never came back");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
 
-/// A refusal of a request that could never succeed, which says what to lower.
+/// Checks the refusal of a request that could never succeed: it says what to lower.
 async fn too_large(state: &AppState, request: Request<Body>, param: &str, words: &str) {
     let response = send(state, request).await;
     assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);

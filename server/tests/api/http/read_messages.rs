@@ -1,4 +1,4 @@
-//! Reading the messages of conversations back, whatever format they came in.
+//! Reading back the messages of conversations, whatever format they came in.
 
 use axum::http::{Method, StatusCode};
 use serde_json::{Value, json};
@@ -13,7 +13,7 @@ async fn get(app: &App, id: &str, query: &str) -> Value {
     answer.json()
 }
 
-/// Role and content of each message.
+/// Returns the role and content of each message.
 async fn said(app: &App, id: &str) -> Vec<(String, Value)> {
     let all = get(app, id, "").await;
     let data = all["data"].as_array().unwrap();
@@ -51,7 +51,7 @@ async fn a_chat_has_the_messages_that_were_sent_and_answered() {
         expected.extend([message("user", question), message("assistant", content(&answer))]);
         assert_eq!(said(&app, &id).await, expected);
     }
-    // An answer that goes on is one message, with the version that began it.
+    // An answer that a later turn continues is one message, with the version that began it.
     let last = get(&app, &id, "?start=6").await["data"][0]["version"].clone();
     let more = chat(&app, &id, json!({"messages": []})).await;
     let whole = expected.pop().unwrap().1.as_str().unwrap().to_owned() + content(&more).as_str().unwrap();
@@ -128,7 +128,7 @@ async fn calls_of_tools_are_calls_again() {
     let found = get(&app, &id, "?start=2&end=3").await;
     assert_eq!((&found["data"][0]["role"], &found["data"][0]["content"]), (&json!("tool"), &json!("It is small.")));
     assert_eq!(found["data"][0]["tool_call_id"], calls[0]["id"]);
-    // Calls that the client sends have their arguments as text again.
+    // Calls that the client sent also have their arguments as text.
     let sent = json!([{"role": "user", "content": "Hm."}, {"role": "assistant", "content": null, "tool_calls": calls}]);
     let made = new(&app, json!({"messages": sent})).await;
     let found = get(&app, &made, "?start=1").await;

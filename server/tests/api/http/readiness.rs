@@ -1,4 +1,4 @@
-//! `/ready` follows what the server can do.
+//! `/ready` reflects what the server can do.
 
 use axum::http::StatusCode;
 use serde_json::{Value, json};

@@ -1,4 +1,4 @@
-//! Reasoning, which models write before their answers, in chat: whole and streamed, with tools, and cut off.
+//! Reasoning, which models write before their answers: whole and streamed, with tools, and cut off.
 
 use axum::body::Body;
 use axum::http::{Request, header};
@@ -8,7 +8,7 @@ use tidegate_server::AppState;
 use crate::common::parrot::parrot;
 use crate::common::{events, send, text, with};
 
-/// A template of a model that reasons.
+/// The template of a model that reasons.
 const TEMPLATE: &str = "{% for m in messages %}[{{ m.content.split('</think>')[-1] }}]{% endfor %}{{ opening }}";
 
 async fn post_to(state: &AppState, path: &str, body: &Value) -> String {
@@ -20,7 +20,7 @@ async fn post(state: &AppState, more: Value) -> String {
     post_to(state, "/v1/chat/completions", &with(json!({"messages": [{"role": "user", "content": "u"}]}), more)).await
 }
 
-/// The whole answer of a route, and the events of the same as a stream.
+/// Returns the whole answer of a route, and the events of the same answer as a stream.
 async fn both(state: &AppState, path: &str, body: Value) -> (Value, Vec<Value>) {
     let whole = serde_json::from_str(&post_to(state, path, &body).await).unwrap();
     let stream = post_to(state, path, &with(body, json!({"stream": true}))).await;
@@ -28,14 +28,14 @@ async fn both(state: &AppState, path: &str, body: Value) -> (Value, Vec<Value>) 
     (whole, data.map(|data| serde_json::from_str(data).unwrap()).collect())
 }
 
-/// What the events of a type have under a key, joined.
+/// Joins the texts that the events of a type have under a key.
 fn streamed(events: &[Value], of: &str, key: &str) -> String {
     let texts =
         events.iter().filter(|event| event["type"] == of).map(|event| event.pointer(key).and_then(Value::as_str));
     texts.flatten().collect()
 }
 
-/// The reasoning and the content of an answer: whole, and the same from a stream.
+/// Returns the reasoning and the content of an answer, and checks that a stream has the same.
 async fn parts(state: &AppState, more: Value) -> [Value; 2] {
     let whole: Value = serde_json::from_str(&post(state, more.clone()).await).unwrap();
     let message = &whole["choices"][0]["message"];
@@ -104,7 +104,7 @@ async fn responses_have_reasoning_as_an_item_before_the_message() {
             (&output[0]["content"], &output[1]["content"])
         );
         assert_eq!(&done["usage"]["output_tokens_details"]["reasoning_tokens"], reasoning);
-        // The items may be sent back as they are.
+        // The items may be sent back unchanged.
         let user = json!({"role": "user", "content": "u"});
         let again = json!({"input": [user, output[0], output[1], user], "store": false});
         let (again, _) = both(&state, "/v1/responses", again).await;
@@ -144,7 +144,7 @@ async fn messages_have_reasoning_as_a_block_of_thinking() {
     let (refused, _) = both(&state, "/v1/messages", body(json!({"thinking": {"type": "on"}}))).await;
     assert_eq!(refused["error"]["param"], "thinking", "{refused}");
 
-    // Where the answer has no place for it, a prompt that begins reasoning would spoil the answer.
+    // Where the answer has no room for reasoning, a prompt that begins it would spoil the answer.
     let tool = json!({"name": "f", "input_schema": {"type": "object"}});
     let said = json!([{"role": "user", "content": "u"}, {"role": "assistant", "content": "The"}]);
     for more in [json!({"messages": said}), json!({"tools": [tool], "tool_choice": {"type": "any"}})] {
@@ -161,7 +161,7 @@ async fn messages_have_reasoning_as_a_block_of_thinking() {
     }
 }
 
-/// `response.output[0]` and `message.content[0]` of an empty answer did not exist.
+/// A regression test: an empty answer used to have no `response.output[0]` and no `message.content[0]`.
 #[tokio::test]
 async fn an_answer_without_text_has_an_empty_one() {
     let folder = tempfile::tempdir().unwrap();
@@ -169,7 +169,7 @@ async fn an_answer_without_text_has_an_empty_one() {
     for (answer, template, before) in [
         ("", TEMPLATE, None),
         ("<think>x</think>", TEMPLATE, Some("x")),
-        // Reasoning without a word is none.
+        // Empty reasoning does not count as reasoning.
         ("<think>", TEMPLATE, None),
         (" ", &*open, None),
     ] {
@@ -187,7 +187,7 @@ async fn an_answer_without_text_has_an_empty_one() {
 
 const CALL: &str = r#"{"name": "f", "arguments": {"a": 1}}"#;
 
-/// Reasoning and what follows it, after each way in which a prompt can begin the reasoning.
+/// Runs `check` on a model that reasons and then answers, for each way in which a prompt can begin the reasoning.
 async fn after_reasoning(answer: &str, check: impl AsyncFn(AppState)) {
     let folder = tempfile::tempdir().unwrap();
     for (opening, reasoning) in
@@ -242,6 +242,43 @@ async fn a_call_may_follow_reasoning() {
     .await;
 }
 
+/// The model wants to go on after its last call, which the form does not allow.
+#[tokio::test]
+async fn forced_and_parallel_calls_follow_reasoning_that_the_prompt_began() {
+    let parameters = json!({"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"]});
+    let tools =
+        ["f", "g"].map(|name| json!({"type": "function", "function": {"name": name, "parameters": parameters}}));
+    let call = |name: &str| format!(r#"{{"name": "{name}", "arguments": {{"a": 1}}}}"#);
+    let named = json!({"type": "function", "function": {"name": "g"}});
+    for (choice, parallel, answer, names) in [
+        (json!("required"), false, call("f") + "\nAnd?", &["f"][..]),
+        (named, false, call("g") + "x", &["g"]),
+        (json!("required"), true, format!("{}\n{}", call("f"), call("g")), &["f", "g"]),
+        (json!("auto"), true, format!("{}\n{}", call("g"), call("f")), &["g", "f"]),
+    ] {
+        for (opening, begun) in [("<think>\n", ""), ("<think", ">\n")] {
+            let folder = tempfile::tempdir().unwrap();
+            let template = TEMPLATE.replace("{{ opening }}", opening);
+            let state = parrot(&format!("{begun}Is it?</think>\n{answer}"), &template, folder.path());
+            let chat = json!({"tools": tools, "tool_choice": choice, "parallel_tool_calls": parallel});
+            let whole: Value = serde_json::from_str(&post(&state, chat.clone()).await).unwrap();
+            let message = &whole["choices"][0]["message"];
+            assert_eq!((&message["reasoning_content"], &message["content"]), (&json!("Is it?"), &Value::Null));
+            let calls = message["tool_calls"].as_array().unwrap();
+            let called: Vec<&Value> = calls.iter().map(|call| &call["function"]["name"]).collect();
+            assert_eq!(called, names, "{choice}: {whole}");
+            assert!(calls.iter().all(|call| call["function"]["arguments"] == r#"{"a": 1}"#), "{whole}");
+
+            let stream = post(&state, with(chat, json!({"stream": true}))).await;
+            let deltas = events(&stream).into_iter().filter_map(|data| serde_json::from_str::<Value>(data).ok());
+            let deltas: Vec<Value> = deltas.map(|chunk| chunk["choices"][0]["delta"].clone()).collect();
+            let reasoning: String = deltas.iter().filter_map(|delta| delta["reasoning_content"].as_str()).collect();
+            let streamed = deltas.iter().filter_map(|delta| delta["tool_calls"][0]["function"]["name"].as_str());
+            assert_eq!((&*reasoning, streamed.collect::<Vec<_>>()), ("Is it?", names.to_vec()), "{stream}");
+        }
+    }
+}
+
 #[tokio::test]
 async fn text_after_reasoning_is_no_call_unless_it_begins_as_one() {
     after_reasoning("I call {\"name\": \"f\"", async |state| {
@@ -266,14 +303,14 @@ async fn an_answer_that_has_to_have_a_form_has_it_after_reasoning_that_the_promp
     ] {
         for (opening, begun) in [("<think>\n", ""), ("<think", ">\n")] {
             let template = TEMPLATE.replace("{{ opening }}", opening);
-            // What the model would write has another form.
+            // With `wrong`, the model would write more than the form permits.
             for wrong in ["", "x"] {
                 let text = format!("{begun}Is it?</think>\n{answer}{wrong}");
                 let state = parrot(&text, &template, folder.path());
                 assert_eq!(parts(&state, more.clone()).await, [json!("Is it?"), json!(answer)], "{more}");
             }
         }
-        // Where it has not, the answer has its form from its first token.
+        // Where the prompt has not begun reasoning, the answer has its form from its first token.
         let state = parrot(answer, TEMPLATE, folder.path());
         assert_eq!(parts(&state, more.clone()).await, [Value::Null, json!(answer)], "{more}");
     }
@@ -289,7 +326,7 @@ async fn an_answer_that_has_to_have_a_form_has_it_after_reasoning_that_the_promp
     );
 }
 
-/// Two turns of a user's in a row are an error in many templates.
+/// The turn matters because many templates refuse two user turns in a row.
 #[tokio::test]
 async fn reasoning_that_was_cut_off_is_a_turn_in_a_history() {
     let folder = tempfile::tempdir().unwrap();
@@ -303,7 +340,7 @@ async fn reasoning_that_was_cut_off_is_a_turn_in_a_history() {
     let with_turn = read(json!([user, empty, user])).await;
     assert_eq!(read(json!([user, item, user])).await, with_turn);
     assert_eq!(read(json!([user, item, empty, user])).await, with_turn);
-    // What comes first may follow a stored answer, and what comes last is continued by no one.
+    // At the start, reasoning may follow a stored answer; at the end, nothing follows it. Neither adds a turn.
     let (first, last) = (read(json!([item, user])).await, read(json!([user, item])).await);
     assert_eq!((first, last), (read(json!([user])).await, read(json!([user])).await));
 }

@@ -1,4 +1,4 @@
-//! Every way in which a request is refused, and the name in the error.
+//! Every way in which a request is refused, and the parameter that the error names.
 
 use crate::common::fake::Fake;
 use crate::common::{completion, get, post, scripted, send, shipped, text};

@@ -21,7 +21,7 @@ const SHOWS_ALL: &str = "{% if tools %}{{ tools | tojson }}{% endif %}{% for m i
 
 const CALL: &str = r#"{"name": "f", "arguments": {"x": 7, "note": "é🦀"}}"#;
 
-/// A server that answers `answer`, with sessions in memory.
+/// Returns a server that always answers `answer`, with sessions in memory.
 async fn answering(answer: &str) -> (AppState, tempfile::TempDir) {
     let folder = tempfile::tempdir().unwrap();
     let state = parrot(answer, SHOWS_ALL, folder.path());
@@ -58,7 +58,7 @@ async fn streamed(state: &AppState, body: &Value) -> Vec<Value> {
     events(&answer)
 }
 
-/// The type of each item, with the name and arguments of a call or the text of a message.
+/// Returns the name and arguments of each call, and the type and text of each other item.
 fn output(response: &Value) -> Vec<(String, String)> {
     let items = response["output"].as_array().unwrap().iter();
     let item = |item: &Value| match item["type"].as_str().unwrap() {
@@ -109,7 +109,7 @@ async fn a_call_is_an_item_and_its_arguments_are_streamed() {
         let [_, _, added, deltas @ .., done, item, last] = events.as_slice() else { panic!("{events:?}") };
         assert_eq!((&added["item"]["status"], &added["item"]["arguments"]), (&json!("in_progress"), &json!("")));
         assert_eq!(added["item"]["name"], "f");
-        // What the schema forces comes at once.
+        // Text that the schema forces comes in one delta, so there are few.
         assert!(deltas.len() > 3, "{deltas:?}");
         let joined: String = deltas.iter().map(|event| event["delta"].as_str().unwrap()).collect();
         assert_eq!((done["arguments"].as_str(), &done["name"]), (Some(joined.as_str()), &json!("f")));
@@ -145,7 +145,7 @@ async fn an_answer_without_a_call_is_a_message_as_without_tools() {
     let without = streamed(&state, &asking("Once", json!({"max_output_tokens": 300}))).await;
     assert_eq!(names(&with_tools), names(&without));
     assert_eq!(output(&with_tools.last().unwrap()["response"]), said);
-    // Tools that may not be called are shown to nobody.
+    // Tools that may not be called are not shown to the model.
     let none = whole(&state, &body(json!({"tool_choice": "none"}))).await;
     assert_eq!(output(&none), said);
     assert_eq!(none["usage"]["input_tokens"], without.last().unwrap()["response"]["usage"]["input_tokens"]);

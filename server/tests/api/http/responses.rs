@@ -190,7 +190,7 @@ async fn text_that_may_begin_a_stop_string_is_held_back_or_released() {
     assert_eq!(format!("{}{held}", said(&kept)), whole);
     let on = json!({"previous_response_id": kept["id"], "temperature": 0, "max_output_tokens": 4});
     assert!(said(&respond(&app, on.clone()).await).starts_with(&held));
-    // A response that is not stored cannot be continued.
+    // A response that is not stored cannot be continued, so it holds no text back.
     let begun = respond(&app, asking("The sea", json!({"ignore_eos": true, "max_output_tokens": 4}))).await;
     let last = with(
         stop,
@@ -262,7 +262,7 @@ async fn a_response_that_cannot_be_stored_fails() {
     assert_eq!((&failed["type"], &failed["response"]["status"]), (&json!("response.failed"), &json!("failed")));
     assert_eq!(failed["response"]["error"], json!({"code": "server_error", "message": error["message"]}));
     assert_eq!(failed["response"]["usage"], Value::Null);
-    // The part that the client has received.
+    // The failed response has the text that the client has received.
     let deltas = events.iter().filter_map(|event| event["delta"].as_str());
     assert_eq!(said(&failed["response"]), deltas.collect::<String>());
 }

@@ -22,7 +22,7 @@ fn path(session: &Value) -> String {
     format!("/v1/sessions/{}", session["id"].as_str().unwrap())
 }
 
-/// A sampled request for 8 tokens.
+/// Returns a sampled request for 8 tokens.
 fn sampled(text: &str, more: Value) -> Value {
     prompt(text, with(json!({"temperature": 1.0, "ignore_eos": true}), more))
 }
@@ -118,7 +118,7 @@ async fn chat_has_the_published_form_and_continues_in_a_session() {
     ok(&app, "/v1/chat/completions", chat(said("Hi"))).await;
     let answer = ok(&app, "/v1/chat/completions", chat(said("Why?"))).await;
     assert_eq!(answer["choices"][0]["message"]["role"], "assistant", "{answer}");
-    // The second turn has only what is new: the end of the first answer, "User: Why?" and "Assistant:".
+    // The second turn reads only what is new: the end of the first answer, "User: Why?" and "Assistant:".
     assert_eq!(answer["prompt_token_ids"], json!([257, 258, 59, 33, 88, 105, 122, 64, 257, 259, 59]), "{answer}");
 }
 

@@ -1,4 +1,4 @@
-//! A model of Mamba-2 whose tokenizer is in the manner of SentencePiece, as Codestral-Mamba's is.
+//! A Mamba-2 model whose tokenizer works like SentencePiece, as that of Codestral-Mamba does.
 
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
@@ -16,12 +16,12 @@ use crate::llamacpp::{self, Gguf, Tensor, text};
 const TEMPLATE: &str = "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}\
     {{ '[INST] ' + message['content'] + '[/INST]' }}{% else %}{{ ' ' + message['content'] + eos_token }}{% endif %}{% endfor %}";
 
-/// A model's form.
+/// How a model is stored.
 #[derive(Clone, Copy, Debug)]
 enum Form {
     /// A folder with `tokenizer.json`.
     Folder(Space),
-    /// A GGUF file with scores, whose tokenizer puts a space before texts or not.
+    /// A GGUF file with scores, and whether its tokenizer puts a space before texts.
     Gguf(bool),
 }
 
@@ -54,7 +54,7 @@ async fn served(form: Form) -> (TempDir, App) {
     (folder, app)
 }
 
-/// The weights of a folder as a GGUF file with scores.
+/// Converts the weights of a folder to a GGUF file with scores.
 fn file_of(folder: &TempDir) -> Gguf {
     let config = std::fs::read_to_string(folder.path().join("config.json")).unwrap();
     let bytes = std::fs::read(folder.path().join("model.safetensors")).unwrap();
@@ -131,7 +131,7 @@ async fn a_conversation_is_read_like_its_whole_text() {
             body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
             body
         };
-        // The answer ends at once, so that the text is that of the messages alone.
+        // The first answer is empty, so that the conversation consists of the template's text alone.
         let bias = json!({"logit_bias": {"2": 100}});
         let first = ok(&app, "/v1/chat/completions", asked("the fox", bias)).await;
         assert_eq!(first["choices"][0]["message"]["content"], "", "{first}");

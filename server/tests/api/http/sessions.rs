@@ -5,7 +5,7 @@ use axum::body::Body;
 use axum::http::{Method, StatusCode};
 use serde_json::{Value, json};
 
-/// A turn's answer.
+/// Runs a turn and returns its answer.
 async fn turn(app: &App, session: &Value, text: &str, more: Value) -> Value {
     let body = crate::common::with(prompt(text, more), json!({"session": session["id"]}));
     let answer = app.post("/v1/completions", body).await;
@@ -129,7 +129,7 @@ async fn a_stale_version_and_a_session_in_use_are_refused() {
     // A fork during a turn starts from the last commit.
     let fork = app.post(&format!("{path}/fork"), json!({})).await.json();
     assert_eq!(fork["data"][0]["version"], fresh.json()["session"]["version"]);
-    // A waiting request gets the session after the previous one disconnects, which changed nothing.
+    // A waiting request gets the session after the running turn disconnects without a change.
     let waiting = app.send(Method::POST, "/v1/completions", body, &[("prefer", "wait=30")]);
     let (waited, ()) = tokio::join!(waiting, async {
         tokio::time::sleep(std::time::Duration::from_millis(50)).await;
@@ -290,7 +290,7 @@ async fn a_resent_history_is_not_computed_again() {
 
     let before = app.engine_stats().prompt_tokens;
     let said = first["choices"][0]["text"].as_str().unwrap();
-    // Text that the tokenizer splits like the model, so that the end of the answer is a prefix of this prompt too.
+    // The tokenizer splits this text as the model did, so the end of the answer is a prefix of this prompt too.
     let longer = format!("{}{said} Then", once["prompt"].as_str().unwrap());
     let longer = app.post("/v1/completions", prompt(&longer, json!({}))).await.json();
     let usage = &longer["usage"];

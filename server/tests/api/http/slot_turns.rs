@@ -1,4 +1,5 @@
-//! Requests in llama.cpp's slots as turns of a session: their texts, several at once, and those that are refused or interrupted.
+//! Requests in llama.cpp's slots as turns of a session: their texts, concurrent requests, and those that are refused or
+//! interrupted.
 
 use std::sync::mpsc;
 use std::time::Duration;
@@ -70,14 +71,14 @@ async fn a_slot_keeps_its_text() {
     assert_eq!(said, expected);
     assert_eq!(act(&app, "1", "save", "fox").await.status, StatusCode::OK);
 
-    // A prompt that does not begin with the slot's text is all that there is.
+    // A prompt that does not begin with the slot's text replaces it.
     let other = complete(&app, 1, "In the morning", json!({})).await;
     assert_eq!(read(&app, &session, "text").await["text"], format!("In the morning{}", content(&other)));
     agree(&app, &session).await;
     assert_eq!(act(&app, "1", "restore", "fox").await.status, StatusCode::OK);
     assert_eq!(read(&app, &session, "text").await["text"], told);
 
-    // A prompt that was read alone, and is continued.
+    // A prompt that is first read without an answer, and then continued.
     let stop = json!({"stop": ["e"], "n_predict": 20});
     complete(&app, 2, FOX, json!({"n_predict": 0})).await;
     let next = complete(&app, 2, FOX, stop.clone()).await;
@@ -144,7 +145,7 @@ async fn too_many_requests_that_wait_for_a_slot_are_refused() {
         let body = json!({"prompt": "A", "n_predict": 1, "id_slot": 1});
         app.send(Method::POST, "/completion", body, &[("prefer", "wait=600")]).await
     };
-    // An owner alone may have 128 that wait.
+    // One owner may have at most 128 waiting requests.
     let mut asked: FuturesUnordered<_> = (0..129).map(|_| ask()).collect();
     let refused = asked.next().await.unwrap();
     assert_eq!(
@@ -183,7 +184,7 @@ async fn a_request_interrupted_in_the_queue_leaves_its_slot_as_it_is() {
     let (_, kept) = ask(&unlimited, in_slot.clone()).await;
     assert_eq!(head().await, (kept.clone(), json!(5)));
 
-    // Another request holds the only place in the engine, until it is released.
+    // Another request holds the engine's only slot until it is released.
     let (release, released) = mpsc::channel::<()>();
     *calls.during_step.lock().unwrap() = Some(Box::new(move || _ = released.recv()));
     let holding = ask(&unlimited, json!({"prompt": [1], "n_predict": 2, "ignore_eos": true}));
@@ -197,7 +198,7 @@ async fn a_request_interrupted_in_the_queue_leaves_its_slot_as_it_is() {
         while engine.stats().waiting == 0 {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
-        // A later timer on the same thread: the request has been interrupted when it ends.
+        // This timer ends after the request's own on the same thread, so the request has been interrupted by then.
         tokio::time::sleep(2 * limit).await;
         for _ in 0..10 {
             tokio::task::yield_now().await;

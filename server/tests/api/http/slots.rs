@@ -1,4 +1,4 @@
-//! llama.cpp's slots: the state that requests with `id_slot` leave, saved, restored, erased, exported and imported.
+//! llama.cpp's slots: the state that requests with `id_slot` leave is saved, restored, erased, exported and imported.
 
 use axum::body::Body;
 use axum::http::{Method, StatusCode};
@@ -21,7 +21,7 @@ pub(super) async fn act(app: &App, slot: &str, action: &str, file: &str) -> Answ
     app.post(&format!("/slots/{slot}?action={action}"), json!({"filename": file})).await
 }
 
-/// A prompt that begins with all that the slot has read, and with the same tokens.
+/// Returns a prompt that begins with everything that the slot has read, as the same tokens.
 pub(super) fn longer(before: &Value) -> Value {
     let mut pieces = vec![json!(FOX)];
     pieces.extend(before["tokens"].as_array().unwrap().clone());
@@ -33,7 +33,7 @@ fn state_path(slot: u64) -> String {
     format!("/slots/{slot}/state")
 }
 
-/// An application without a cache of prefixes, so that nothing but a slot can save work.
+/// Returns an application without a prefix cache, so that only a slot can save work.
 pub(super) async fn forgetful() -> App {
     use tidegate_server::checkpoint::OpenOptions;
     crate::common::sessions::app_from(OpenOptions { slots: 4, prefix_bytes: 0, ..OpenOptions::default() }).await
@@ -52,7 +52,7 @@ async fn a_slot_is_saved_and_restored_and_its_text_is_not_computed_again() {
     assert_eq!(saved["n_saved"], read);
     assert!(saved["n_written"].as_u64().unwrap() > 1000 && saved["timings"]["save_ms"].is_f64(), "{saved}");
 
-    // Another text takes the slot, and the saved one comes back, also in other slots.
+    // Another text takes the slot; the saved one can be restored there and in other slots.
     let whole = complete(&app, 9, longer(&first), json!({})).await;
     complete(&app, 1, "In the morning", json!({})).await;
     for slot in [1, 0] {
@@ -64,7 +64,7 @@ async fn a_slot_is_saved_and_restored_and_its_text_is_not_computed_again() {
         let before = app.engine_stats().prompt_tokens;
         let next = complete(&app, slot, longer(&first), json!({})).await;
         assert_eq!(next["content"], whole["content"], "the same bits as computed at once");
-        // The last token of the answer is in no state yet.
+        // No state contains the last token of the answer yet.
         assert_eq!(next["timings"]["cache_n"], read - 1);
         let computed = next["tokens_evaluated"].as_u64().unwrap() - (read - 1);
         assert_eq!(app.engine_stats().prompt_tokens - before, computed);

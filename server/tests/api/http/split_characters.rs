@@ -42,7 +42,7 @@ fn a_character_split_between_turns_is_not_lost() {
     let begun = finish.snapshot.expect("a turn ends with a snapshot");
     assert_eq!(begun.pending, [0xE2]);
     assert_eq!(run(&engine, Start::Session(begun), &whole[2..], 1).0, said);
-    // The same without new text before the answer.
+    // A character is not lost either when the second turn has no new text.
     let empty = || Start::Session(Arc::new(Snapshot::empty(0)));
     let (_, finish) = run(&engine, empty(), &[0xC2], 0);
     let begun = finish.snapshot.expect("a turn ends with a snapshot");

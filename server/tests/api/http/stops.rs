@@ -1,4 +1,4 @@
-//! Work that is ended from outside: by the client, with its session, with its key, or with the server.
+//! Work that is ended from outside: by the client, or because its session, its key or the server goes away.
 
 use std::io::Write;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::common::sessions::{App, Open, app, prompt, session};
 const KEY: &str = "sk-stopped-0123456789";
 const OTHER: &str = "sk-other-0123456789";
 
-/// A turn that would take hours.
+/// Starts a turn that would take hours.
 async fn endless(app: &App, id: &Value, policy: &str, headers: &[(&str, &str)]) -> Open {
     let body =
         json!({"session": id, "max_tokens": 500_000, "stream": true, "ignore_eos": true, "on_disconnect": policy});
@@ -76,7 +76,7 @@ async fn deleting_a_session_ends_its_turn() {
         let last = rest(&mut running).await;
         assert!(last.contains("\"session_deleted\"") && !last.contains("[DONE]"), "{policy}: {last}");
         assert_eq!(app.engine_stats().finished, 0, "{policy}: it was not committed");
-        // The other turn goes on.
+        // The turn of the other session goes on.
         let other_path = format!("/v1/sessions/{}", kept["id"].as_str().unwrap());
         assert_eq!(app.get(&other_path).await.json()["in_use"], true);
         assert_eq!(app.send(Method::DELETE, &other_path, Value::Null, &[]).await.status, StatusCode::OK);
@@ -91,7 +91,7 @@ async fn deleting_a_session_ends_what_is_read_into_it() {
     let made = session(&app, json!({})).await;
     let path = format!("/v1/sessions/{}", made["id"].as_str().unwrap());
     let append = format!("{path}/append");
-    // Reading it takes far longer than the deletion.
+    // Reading these tokens takes far longer than the deletion.
     let reading = app.send(Method::POST, &append, json!({"tokens": vec![5; 200_000]}), &[]);
     let deleting = async {
         while app.engine_stats().running == 0 {
@@ -124,11 +124,11 @@ async fn removing_a_key_ends_its_work() {
     let others = endless(&app, &kept["id"], "continue", &other).await;
     let plain = json!({"max_tokens": 500_000, "stream": true, "ignore_eos": true});
     let mut text = app.open("/v1/completions", crate::common::with(prompt("A", json!({})), plain), &key).await;
-    // The same keys again change nothing.
+    // Setting the same keys again changes nothing.
     app.state.set_api_keys(keys(&[("stopped", KEY), ("other", OTHER)]));
     text.read_some().await;
     assert_eq!(app.engine_stats().running, 3);
-    // The name with another secret is another key.
+    // The same name with another secret is another key.
     app.state.set_api_keys(keys(&[("stopped", "sk-replaced-0123456789"), ("other", OTHER)]));
     for stopped in [&mut running, &mut text] {
         let last = rest(stopped).await;

@@ -28,7 +28,7 @@ async fn a_stored_response_can_be_read_until_it_is_deleted() {
     assert_eq!(app.send(Method::DELETE, &path, Value::Null, &[]).await.status, StatusCode::NOT_FOUND);
     let gone = app.post(PATH, asking("On", json!({"previous_response_id": response["id"]}))).await;
     assert_eq!((gone.status, gone.param()), (StatusCode::NOT_FOUND, "previous_response_id".into()));
-    // Its continuations are independent of it.
+    // Continuations do not depend on the deleted response.
     respond(&app, asking("On", json!({"previous_response_id": second["id"]}))).await;
 }
 
@@ -100,7 +100,7 @@ async fn a_repeated_request_gets_the_first_result() {
             let (first, again) = (events(&first.text()), events(&again.text()));
             assert_eq!(names(&first), names(&again), "store {store}");
             assert_eq!(first.last().unwrap()["response"], again.last().unwrap()["response"]);
-            // Except for the sequence numbers and the splitting of the text.
+            // Later events may differ in their sequence numbers and in how the text is split.
             assert_eq!(first[..4], again[..4]);
         }
     }

@@ -1,5 +1,5 @@
-//! How the chat template writes messages, as clients of vLLM and llama.cpp ask for it: continued and open messages,
-//! variables and tools; the same on each route.
+//! Options of vLLM and llama.cpp for the chat template: continued and open messages, variables and tools, with the same
+//! result on each route.
 
 use crate::common::parrot::parrot;
 use crate::common::{events, send, text, with};

@@ -1,4 +1,4 @@
-//! Reading conversations back: every token of every version, whatever made it.
+//! Reading conversations back: every token of every version, whichever operation added it.
 
 use axum::http::{Method, StatusCode};
 use serde_json::{Value, json};
@@ -23,7 +23,7 @@ async fn tokens(app: &App, id: &str) -> Vec<u32> {
     serde_json::from_value(read(app, id, "tokens").await["tokens"].clone()).unwrap()
 }
 
-/// A greedy turn, and what its client sees of it.
+/// Runs a greedy turn and returns the text that its client sees.
 async fn say(app: &App, id: &str, text: &str, more: Value) -> String {
     let body = crate::common::with(prompt(text, json!({"session": id})), more);
     let answer = app.post("/v1/completions", body).await;
@@ -60,7 +60,7 @@ async fn a_text_is_what_the_client_saw() {
     for (line, more) in [
         (" there was", json!({})),
         (" and then", json!({"max_tokens": 1})),
-        // Without new text, the answer goes on.
+        // Without new text, the answer continues.
         ("", json!({"prompt": null})),
         (" The fox", json!({"stop": ["e"], "max_tokens": 40})),
         (" said", json!({"stop": [" a", "the", "o"], "max_tokens": 40})),
@@ -93,7 +93,7 @@ async fn text_that_is_held_back_belongs_to_the_text_until_a_stop_string_takes_it
     let app = app().await;
     let id = session(&app, json!({"text": "Once upon a time there"})).await["id"].as_str().unwrap().to_owned();
     let whole = say(&app, &id, " was", json!({"max_tokens": 24})).await;
-    // The longest beginnings of what comes next are held back, one token after the other.
+    // The stop string is the beginning of the answer, so its tokens are held back one after the other.
     let other = session(&app, json!({"text": "Once upon a time there"})).await["id"].as_str().unwrap().to_owned();
     let stop = &whole[..whole.char_indices().nth(whole.chars().count() / 2).unwrap().0];
     let first = app

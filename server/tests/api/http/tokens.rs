@@ -1,4 +1,4 @@
-//! Tokenisation routes, in the forms of llama.cpp and vLLM.
+//! Tokenization routes, in the formats of llama.cpp and vLLM.
 
 use crate::common::{scripted, send, shipped, text};
 use axum::body::Body;
@@ -19,7 +19,7 @@ async fn answered(path: &str, body: Value) -> Value {
     answer
 }
 
-/// The ids that `/v1/completions` reads.
+/// Returns the prompt's ids that `/v1/completions` reads.
 async fn read_by_the_model(prompt: &str) -> Value {
     let body = json!({"prompt": prompt, "max_tokens": 1, "return_token_ids": true});
     answered("/v1/completions", body).await["choices"][0]["prompt_token_ids"].clone()

@@ -34,7 +34,7 @@ fn asking(more: Value) -> Value {
     with(json!({"messages": messages, "max_tokens": 300, "tools": [tool("f"), tool("g")], "temperature": 0}), more)
 }
 
-/// The first choice of a stream, combined as clients do, and its chunks.
+/// Returns the first choice of a stream, combined as clients do, and the stream's chunks.
 async fn streamed(state: &AppState, body: &Value) -> (Value, Vec<Value>) {
     let response = send(state, chat(&with(body.clone(), json!({"stream": true})))).await;
     assert_eq!(response.status(), StatusCode::OK);
@@ -65,7 +65,7 @@ async fn streamed(state: &AppState, body: &Value) -> (Value, Vec<Value>) {
     (json!({"content": content, "calls": calls, "reason": reason}), chunks)
 }
 
-/// The same for a whole answer.
+/// Returns the first choice of a whole answer in the same form.
 fn whole(answer: &Value) -> Value {
     let choice = &answer["choices"][0];
     let calls = choice["message"]["tool_calls"].as_array().cloned().unwrap_or_default();
@@ -102,7 +102,7 @@ async fn a_required_call_has_arguments_that_match_the_schema() {
     }
 }
 
-/// Many tools come with keywords that are not supported, and with clients that do not ask for a strict schema.
+/// Many tools have keywords that are not supported, and many clients do not ask for a strict schema.
 #[tokio::test]
 async fn of_a_schema_that_is_not_strict_the_supported_part_holds() {
     let called = |strict: &Value| {
@@ -117,7 +117,7 @@ async fn of_a_schema_that_is_not_strict_the_supported_part_holds() {
         let (status, answer) = post(&shipped(), &called(&strict)).await;
         assert_eq!(status, StatusCode::OK, "{answer}");
         let call = &whole(&answer)["calls"][0];
-        // The note may be cut off, but what comes before it is by the schema.
+        // The note may be cut off, but what comes before it follows the schema.
         let x = call["arguments"].as_str().unwrap().strip_prefix("{\"x\": ").expect("x comes first");
         let x: u8 = x[..x.find([',', '}']).unwrap()].parse().unwrap();
         assert!(x <= 99, "{answer}");
@@ -203,7 +203,7 @@ async fn with_a_schema_an_answer_is_a_call_or_json() {
         let body = asking(format.clone());
         assert_eq!(whole(&post(&state, &body).await.1), said);
         assert_eq!(streamed(&state, &body).await.0["calls"], said["calls"]);
-        // A call is forced, or forbidden.
+        // `tool_choice` can force a call or forbid it.
         let forced = whole(&post(&state, &with(body.clone(), json!({"tool_choice": "required"}))).await.1);
         assert_eq!((&forced["content"], &forced["calls"][0]["name"]), (&Value::Null, &json!("f")), "{wanted}");
         let forbidden = whole(&post(&state, &with(body, json!({"tool_choice": "none"}))).await.1);

@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use tidegate_server::Served;
 use tidegate_server::session::{Codec, Keys, Location};
 
-/// A server with the scripted model, and the calls to the model.
+/// Returns a server with the scripted model, and the calls to the model.
 async fn app(place: Location) -> (App, std::sync::Arc<std::sync::Mutex<Vec<Call>>>) {
     let (served, did) = serving(Translator::new(4, Duration::ZERO));
     (app_of(served, place).await, did)
@@ -34,7 +34,7 @@ fn ids_of(choice: &Value) -> Vec<u32> {
     choice["token_ids"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
 }
 
-/// The ids of a source, including the special token at its beginning.
+/// Returns the ids of a source, including the special token at its beginning.
 async fn source(app: &App, text: &str) -> Vec<u32> {
     let tokens = app.post("/tokenize", json!({"prompt": text})).await.json()["tokens"].clone();
     serde_json::from_value(tokens).unwrap()
@@ -119,7 +119,7 @@ async fn parameters_that_do_not_apply_to_sources_are_refused_by_name() {
 async fn models_state_that_they_read_sources() {
     let (app, _) = app(Location::Memory).await;
     assert_eq!(app.get("/v1/models").await.json()["data"][0]["max_source_tokens"], LONGEST);
-    // Other texts are limited by the operator's settings.
+    // Texts that are not sources are limited by the operator's settings.
     for (tokens, status) in [(10_000, StatusCode::OK), (10_001, StatusCode::BAD_REQUEST)] {
         assert_eq!(app.post("/detokenize", json!({"tokens": vec![500; tokens]})).await.status, status);
     }
@@ -146,7 +146,7 @@ async fn a_conversation_has_one_source_at_a_time_and_can_be_rewound_to_any() {
     assert_eq!(ids(&begun), translation(&one, 6));
     let info = &begun["session"];
     assert_eq!((&info["restored"], &info["recomputed_tokens"]), (&json!(false), &json!(0)));
-    // The source, the token that begins every text, and the text.
+    // The source, the token that begins every translation, and the 6 generated tokens.
     assert_eq!(info["tokens"], one.len() + 1 + 6);
     first.store.close().await.unwrap();
     drop(first);
@@ -186,7 +186,7 @@ async fn a_conversation_has_one_source_at_a_time_and_can_be_rewound_to_any() {
         assert_eq!((refused.status, refused.param()), (StatusCode::BAD_REQUEST, "prompt".into()), "{}", refused.text());
     }
     assert_eq!(app.send(Method::GET, &path, Value::Null, &[]).await.status, StatusCode::OK);
-    // Empty messages are refused, although a conversation of messages could continue without any.
+    // Empty messages are refused, although a chat could continue without new messages.
     for more in [json!({}), json!({"messages": []})] {
         let body = crate::common::with(json!({"session": made["id"]}), more);
         let refused = app.post("/v1/chat/completions", body).await;

@@ -16,7 +16,7 @@ const SOURCES: [&str; 3] = [
     "Where have you been? said she.",
 ];
 
-/// The mixers of encoder-decoders. The window of the second is shorter than a text.
+/// Returns the config keys of encoder-decoders with either mixer. The window of the second is shorter than a text.
 fn models() -> [Value; 2] {
     [json!({"attention": "rfa"}), json!({"attention": "softmax", "sliding_window": 16})].map(|keys| {
         let more = json!({
@@ -27,7 +27,7 @@ fn models() -> [Value; 2] {
     })
 }
 
-/// The likeliest tokens after a source, computed with the model directly.
+/// Returns the likeliest tokens after a source, computed with the model directly.
 fn likeliest(decoder: &Decoder, state: StateType, source: &[u32], count: usize) -> Vec<u64> {
     let mut pool = decoder.new_pool_with(PoolOptions { state, ..PoolOptions::new(1) }).unwrap();
     decoder.read_source(source, &mut pool, 0).unwrap();
@@ -132,7 +132,7 @@ async fn a_source_longer_than_the_models_limit_is_refused() {
     let answer = app.post("/v1/completions", json!({"prompt": vec![5; 97]})).await;
     assert_eq!(answer.json()["error"]["message"], "prompt must be 1 to 96 tokens long, found 97 tokens");
 
-    // The model's limit does not apply to texts that are not sources.
+    // The model's limit applies only to sources, not to generated texts.
     let long = json!({"prompt": vec![5; 96], "max_tokens": 200, "ignore_eos": true, "return_token_ids": true});
     let tokens = said(&app, long).await["choices"][0]["token_ids"].clone();
     assert_eq!(tokens.as_array().unwrap().len(), 200);

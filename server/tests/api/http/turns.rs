@@ -30,7 +30,7 @@ async fn the_headers_of_a_turn_name_the_version_that_it_makes() {
     let whole = app.post("/v1/completions", turn(json!({}))).await;
     assert_named(&whole, &whole.json()["session"]["version"]);
 
-    // The entity tag is the one that the next turn may ask for.
+    // The entity tag is the one that the next turn may send in `If-Match`.
     let tag = whole.header("etag");
     let next = app.send(Method::POST, "/v1/completions", turn(json!({})), &[("if-match", &tag)]).await;
     assert_eq!(next.status, StatusCode::OK, "{}", next.text());
@@ -91,7 +91,7 @@ async fn a_turn_that_resends_answers_is_refused_unless_they_are_to_be_appended()
     let made = session(&app, json!({})).await;
     let message = |role: &str, text: &str| json!({"role": role, "content": text});
     let hello = message("user", "Tell me of the sea.");
-    // A new conversation may begin with answers: examples, for one.
+    // A new conversation may begin with answers, such as examples.
     let examples = json!([message("user", "Hm?"), message("assistant", "Hm."), hello]);
     let first = say(&app, &made, examples.clone(), json!({})).await;
     assert_eq!(first.status, StatusCode::OK, "{}", first.text());
@@ -111,7 +111,7 @@ async fn a_turn_that_resends_answers_is_refused_unless_they_are_to_be_appended()
     let new = say(&app, &made, json!([message("user", "And of the ships?")]), json!({"history": "append"})).await;
     assert!(tokens(&appended) > tokens(&new), "it has read the answer twice");
 
-    // An answer that is to be continued is new.
+    // An answer that is to be continued counts as new.
     let begun = json!([message("user", "Go on."), message("assistant", "Well,")]);
     let continued = say(&app, &made, begun, json!({"continue_final_message": true})).await;
     assert_eq!(continued.status, StatusCode::OK, "{}", continued.text());

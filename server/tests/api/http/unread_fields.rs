@@ -1,5 +1,5 @@
-//! Fields that a route does not read: refused by name where they would change the answer, whatever the route, and otherwise
-//! ignored and listed.
+//! Fields that a route does not read: on every route they are refused by name if they would change the answer, and
+//! otherwise ignored and listed.
 
 use crate::common::{send, shipped, text, with};
 use axum::body::Body;
@@ -11,7 +11,7 @@ async fn ask(path: &str, body: &Value) -> Response<Body> {
     send(&shipped(), request.body(Body::from(body.to_string())).unwrap()).await
 }
 
-/// Every route that generates text, with a body.
+/// Returns every route that generates text, with a body.
 fn routes() -> [(&'static str, Value); 5] {
     let messages = json!([{"role": "user", "content": "x"}]);
     [

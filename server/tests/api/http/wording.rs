@@ -1,4 +1,4 @@
-//! Errors are in the words of JSON: every described field gets values of wrong types, and no error names a type of Rust.
+//! Errors use the terms of JSON: every described field gets values of wrong types, and no error names a Rust type.
 
 use std::sync::LazyLock;
 
@@ -10,7 +10,7 @@ use tidegate_server::{ApiOptions, AppState};
 
 use crate::common::{checkpoint, send, text};
 
-/// Words of serde and of Rust.
+/// Terms of serde and of Rust.
 const WORDS: [&str; 16] = [
     "u32",
     "u64",
@@ -30,7 +30,7 @@ const WORDS: [&str; 16] = [
     "floating point",
 ];
 
-/// The shipped model with short texts: a body that happens to be valid may ask for the longest.
+/// The shipped model, limited to short texts: a body that happens to be valid may ask for the longest text.
 static STATE: LazyLock<AppState> = LazyLock::new(|| {
     let (mut served, _thread) = open(&checkpoint(), &OpenOptions::default()).unwrap();
     served.limits.max_tokens = 4;

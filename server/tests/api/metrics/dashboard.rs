@@ -1,4 +1,4 @@
-//! The dashboard and the alerts in `docker/`: Grafana can import the dashboard, and the metrics that they use exist.
+//! The dashboard and the alerts in `docker/`: Grafana can import the dashboard, and every metric that they use exists.
 
 use std::collections::BTreeSet;
 
@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::scrape::Scrape;
 
-/// Words of PromQL with an underscore that are not metrics.
+/// PromQL words that contain an underscore but are not metrics.
 const LANGUAGE: [&str; 3] = ["histogram_quantile", "label_values", "group_left"];
 
 fn dashboard() -> Value {
@@ -14,7 +14,7 @@ fn dashboard() -> Value {
     serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap()
 }
 
-/// The metrics in an expression: its words outside label matchers, quotes and ranges.
+/// Returns the metrics in an expression: words with an underscore, outside label matchers and ranges.
 fn metrics(expression: &str) -> BTreeSet<String> {
     let mut outside = String::new();
     let mut depth = 0;
@@ -31,7 +31,7 @@ fn metrics(expression: &str) -> BTreeSet<String> {
     words.filter(|word| word.contains('_') && !LANGUAGE.contains(word)).map(str::to_owned).collect()
 }
 
-/// The expressions of all panels and variables.
+/// Returns the expressions of all panels and variables.
 fn expressions(dashboard: &Value) -> Vec<String> {
     let panels = dashboard["panels"].as_array().unwrap();
     let targets = panels.iter().flat_map(|panel| panel["targets"].as_array().into_iter().flatten());
@@ -40,20 +40,20 @@ fn expressions(dashboard: &Value) -> Vec<String> {
     of_panels.chain(variables.filter_map(|variable| Some(variable["query"]["query"].as_str()?.to_owned()))).collect()
 }
 
-/// The expressions of the alerts.
+/// Returns the expressions of the alerts.
 fn alerts() -> Vec<String> {
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../docker/alerts.yml");
     let file = std::fs::read_to_string(file).unwrap();
     file.lines().filter_map(|line| Some(line.trim().strip_prefix("expr: ")?.to_owned())).collect()
 }
 
-/// Compares dashboard and alerts with a scrape of a server with a model and sessions.
+/// Checks that the dashboard and the alerts use only metrics in `scrape`, and that every metric is on a panel.
 pub(crate) fn check(scrape: &Scrape) {
     let dashboard = dashboard();
     let shown: BTreeSet<&str> = scrape.samples.keys().map(|name| name.split('{').next().unwrap_or(name)).collect();
     let expressions = expressions(&dashboard);
     assert!(expressions.len() > 50, "{} expressions", expressions.len());
-    // These come from labels that a scrape or a join adds.
+    // These words are labels in grouping clauses, not metrics.
     let labels = ["finished_reason", "fingerprint"];
     let asked: BTreeSet<String> = expressions.iter().flat_map(|expression| metrics(expression)).collect();
     for name in asked.iter().filter(|name| !labels.contains(&name.as_str())) {

@@ -25,7 +25,7 @@ async fn scraped(state: &AppState) -> Scrape {
     scrape::read(&text(send(state, get("/metrics")).await).await, false)
 }
 
-/// Scrapes until `done` holds, because a count may follow the response after a moment.
+/// Scrapes until `done` holds: a count may change shortly after the response.
 async fn until(state: &AppState, done: impl Fn(&Scrape) -> bool) -> Scrape {
     for _ in 0..2000 {
         let scrape = scraped(state).await;
@@ -41,8 +41,8 @@ fn settled(scrape: &Scrape) -> bool {
     scrape.get("num_requests_running") + scrape.get("num_requests_waiting") == 0.0
 }
 
-/// The differences that matter to a test, without the scrapes themselves, what the store does by itself, and what depends on when
-/// each step was made.
+/// Removes the counts that tests do not compare: those of the scrapes themselves, of the store's background work, and
+/// of step timing.
 fn seen(mut since: BTreeMap<String, f64>) -> BTreeMap<String, f64> {
     let others = [
         "decode_batch_size",
@@ -72,7 +72,7 @@ fn counting(max_tokens: usize, more: Value) -> Value {
 async fn both_formats_are_valid() {
     let state = with_store(1 << 30).await;
     post(&state, json!({"prompt": "The sea", "max_tokens": 3})).await;
-    // Metrics without a value have no line.
+    // A metric without a value has no line, so this refused request gives the refusal metrics one.
     post(&state, json!({"prompt": "The sea", "max_tokens": 0})).await;
     let mut read = Vec::new();
     for (accept, kind, open) in [
@@ -88,7 +88,7 @@ async fn both_formats_are_valid() {
         read.push(scrape::read(&text(response).await, open));
     }
     let [classic, open] = &read[..] else { unreachable!() };
-    // The second scrape counts the first.
+    // The second scrape also counts the request of the first.
     let names = |scrape: &Scrape| {
         scrape.samples.keys().filter(|name| !name.contains("route=/metrics")).cloned().collect::<Vec<_>>()
     };
@@ -126,7 +126,7 @@ async fn finished_texts_are_counted_once_with_all_their_tokens() {
     let (status, _) = post(&state, counting(5, json!({}))).await;
     assert_eq!(status, StatusCode::OK);
     stream(&state, counting(4, json!({"stream": true}))).await;
-    // 253 is followed by 254 and the end of the text. Two prompts run at once.
+    // Token 253 is followed by 254 and the end-of-text token. Both prompts run at once.
     post(&state, json!({"prompt": [[1, 253], [7]], "max_tokens": 2})).await;
     let after = until(&state, |scrape| settled(scrape) && scrape.get("e2e_request_latency_seconds_count") == 4.0).await;
     let ok = answers(200);
@@ -223,7 +223,7 @@ async fn failed_texts_do_not_count_as_successes() {
     let after = until(&state, settled).await;
     let since = seen(after.since(&before));
     assert_eq!(since["requests_refused_total{status=500,code=generation_failed}"], 1.0);
-    // The other text of the request fails with it, or has ended just before.
+    // The request's other text fails with it, or has finished just before.
     let ended = |name: &str| since.get(name).copied().unwrap_or(0.0);
     let (failed, finished) =
         ("request_failure_total{code=generation_failed}", "request_success_total{finished_reason=length}");
@@ -233,7 +233,7 @@ async fn failed_texts_do_not_count_as_successes() {
 
 #[tokio::test]
 async fn stalled_clients_are_distinguished_from_disconnected_ones() {
-    // The API notices after three quarters of it, and the engine must not be first on a busy machine.
+    // The API notices after three quarters of this limit; it is long so that the engine is not first on a busy machine.
     let engine = tidegate_server::engine::EngineOptions { stall_limit: Duration::from_secs(4), ..Default::default() };
     let (handle, _thread) = tidegate_server::engine::spawn(Fake::new(1), crate::common::fake::rules(), engine).unwrap();
     let state = AppState::new(ApiOptions::default());
@@ -250,7 +250,7 @@ async fn stalled_clients_are_distinguished_from_disconnected_ones() {
     until(&state, |scrape| scrape.get("request_cancelled_total{cause=disconnected}") == 1.0).await;
 }
 
-/// The shipped checkpoint with sessions, caching this many bytes in memory.
+/// Returns a server of the shipped checkpoint with a session store that caches `ram_bytes` in memory.
 async fn with_store(ram_bytes: u64) -> AppState {
     let options = OpenOptions { slots: 2, ..OpenOptions::default() };
     let (served, _thread) = open(&checkpoint(), &options).unwrap();
@@ -318,7 +318,7 @@ async fn a_request_in_a_slot_restores_its_state_only_if_the_prompt_begins_with_i
 #[tokio::test]
 async fn stored_prefixes_and_denominators_are_counted() {
     let state = with_store(1 << 30).await;
-    // The counts already contain the model's warm-up steps.
+    // The counts already include the model's warm-up steps.
     post(&state, json!({"prompt": [5], "max_tokens": 1})).await;
     let before = until(&state, settled).await;
     let body = json!({"prompt": "The lighthouse stood at the end of the world, and nobody", "max_tokens": 4, "temperature": 0});
@@ -330,7 +330,7 @@ async fn stored_prefixes_and_denominators_are_counted() {
         (Some(&1.0), None)
     );
     let usage = |answer: &Value, name: &str| answer["usage"][name].as_f64().unwrap();
-    // The last sampled token is not read.
+    // The model never reads the last sampled token.
     let read = usage(&first, "prompt_tokens") + usage(&first, "completion_tokens") - 1.0;
     assert_eq!(since["attention_denominators_total"], read * 6.0 * 4.0);
     let clamped = since.get("attention_denominators_clamped_total").copied().unwrap_or(0.0);
@@ -348,7 +348,7 @@ async fn stored_prefixes_and_denominators_are_counted() {
 
 #[tokio::test]
 async fn a_thousand_unknown_paths_and_methods_are_one_series() {
-    // A state of its own: other tests of this program count into the shared one.
+    // This test uses its own state, because other tests count requests in the shared one.
     let state = AppState::new(ApiOptions::default());
     let before = scraped(&state).await;
     for number in 0..1000 {

@@ -1,8 +1,8 @@
-//! A strict parser of both text formats, which refuses whatever a scraper would refuse.
+//! A strict parser for both text formats that refuses whatever a scraper would refuse.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// One scrape.
+/// A parsed scrape.
 pub(crate) struct Scrape {
     /// The type of each family, by name.
     pub(crate) families: BTreeMap<String, String>,
@@ -51,7 +51,7 @@ fn sample(line: &str) -> (&str, Vec<(String, String)>, f64) {
     (name, labels, value.parse().unwrap_or_else(|_| panic!("no number: {line}")))
 }
 
-/// The suffixes of a type's samples.
+/// Returns the suffixes of the samples of a metric type.
 fn suffixes(kind: &str, open: bool) -> &'static [&'static str] {
     match (kind, open) {
         ("counter", true) => &["_total"],
@@ -62,7 +62,7 @@ fn suffixes(kind: &str, open: bool) -> &'static [&'static str] {
     }
 }
 
-/// Parses OpenMetrics or the older format.
+/// Parses OpenMetrics if `open`, and otherwise the older text format.
 pub(crate) fn read(text: &str, open: bool) -> Scrape {
     let body = if open { text.strip_suffix("# EOF\n").expect("no end") } else { text };
     assert!(body.ends_with('\n') && !body.contains("\n\n"), "no lines");
@@ -104,7 +104,8 @@ pub(crate) fn read(text: &str, open: bool) -> Scrape {
 }
 
 impl Scrape {
-    /// A histogram for each set of labels besides the bound, which comes first, with its buckets in the order of `text`.
+    /// Checks the histogram of each set of labels other than `le`, which comes first: in `text` the buckets are in
+    /// ascending order, and the last one holds the total count.
     fn check_histogram(&self, name: &str, text: &str) {
         let mut all: BTreeMap<String, Vec<(f64, f64)>> = BTreeMap::new();
         for line in text.lines().filter_map(|line| line.strip_prefix(&format!("{name}_bucket{{le=\""))) {
@@ -124,12 +125,12 @@ impl Scrape {
         }
     }
 
-    /// A sample's value; 0 if it has never been counted.
+    /// Returns a sample's value, or 0 if it has never been counted.
     pub(crate) fn get(&self, sample: &str) -> f64 {
         self.samples.get(&format!("tidegate_{sample}")).copied().unwrap_or(0.0)
     }
 
-    /// How much the counters and the histograms' counts differ from `before`, without unchanged ones.
+    /// Returns by how much counters and histogram counts differ from `before`, without the unchanged ones.
     pub(crate) fn since(&self, before: &Self) -> BTreeMap<String, f64> {
         let counts = |name: &str| {
             let name = name.split('{').next().unwrap_or(name);

@@ -1,4 +1,4 @@
-//! Waits for slots are counted in steps of the engine, which do not depend on the machine's speed.
+//! Waits for slots are counted in engine steps, which do not depend on the machine's speed.
 
 use std::io::Write;
 
@@ -22,7 +22,7 @@ async fn a_text_that_waits_for_another_counts_its_steps() {
     let after = until(&state, |scrape| settled(scrape) && scrape.get("request_queue_steps_count") == 2.0).await;
     let since = after.since(&before);
     assert_eq!(since["requests_admitted_total"], 2.0);
-    // The second text gets the only slot after the five steps of the first.
+    // The second text gets the only slot after the first text's five steps.
     let waited = after.get("request_queue_steps_sum");
     assert!((5.0..10.0).contains(&waited), "{waited}");
     assert_eq!(after.get("requests_admitted_wait_steps_total"), waited);

@@ -1,4 +1,4 @@
-//! Holds `/openapi.json` to the server: every route is described, and answers every example as described.
+//! Compares `/openapi.json` with the server: every route is described and answers every example as described.
 
 mod schema;
 mod walk;
@@ -7,8 +7,8 @@ use crate::common::sessions::app;
 use axum::http::StatusCode;
 use serde_json::{Value, json};
 
-/// A value against the schema is sent in each described field in turn. The refusal has to name the field: so the route
-/// reads what its description says.
+/// Sends a value that violates the schema in each described field in turn. The refusal must name the field, which shows
+/// that the route reads it.
 #[tokio::test]
 async fn every_described_field_is_read() {
     let app = app().await;
@@ -44,7 +44,7 @@ async fn every_example_is_answered_as_described() {
     }
 }
 
-/// No token fits the description of ids and that of objects.
+/// An empty list fits both descriptions: of token ids and of token objects.
 #[tokio::test]
 async fn tokens_of_an_empty_text_are_as_described() {
     let app = app().await;

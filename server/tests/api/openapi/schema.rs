@@ -1,13 +1,13 @@
-//! Validates values against as much of JSON Schema as the description uses. It panics on a keyword that it does not
-//! know, so that nothing goes unchecked.
+//! Validates values against the part of JSON Schema that the description uses. It panics on an unknown keyword, so that
+//! nothing goes unchecked.
 
 use serde_json::{Map, Value};
 
-/// Annotations, and what only the server can check.
+/// Annotations, and keywords that only the server can check.
 const ANNOTATIONS: [&str; 8] =
     ["description", "format", "examples", "title", "contentEncoding", "contentMediaType", "default", "pattern"];
 
-/// Where `value` violates `schema`; references point into `document`.
+/// Returns where `value` violates `schema`; references point into `document`.
 pub(crate) fn complaints(document: &Value, schema: &Value, value: &Value) -> Vec<String> {
     let mut found = Vec::new();
     Checker { document, found: &mut found }.check(schema, value, "$");
@@ -66,7 +66,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Keywords that apply to values of one type.
+    /// Checks a keyword that applies to values of one type.
     fn check_parts(&mut self, keyword: &str, bound: &Value, keywords: &Map<String, Value>, value: &Value, at: &str) {
         let number = |at_least: bool, found: f64| {
             let bound = bound.as_f64().unwrap();

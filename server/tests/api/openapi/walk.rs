@@ -1,4 +1,4 @@
-//! Sends every example in the description, and what else an operation needs to succeed; checks every response.
+//! Sends every example in the description, and whatever else an operation needs to succeed, and checks every response.
 
 use std::collections::BTreeSet;
 
@@ -53,7 +53,7 @@ pub(crate) async fn document(state: &AppState) -> Value {
     send(state, "get", "/openapi.json", None).await.json()
 }
 
-/// Checks that status, headers, media type and body of a response are as described.
+/// Checks that the status, headers, media type and body of a response are as described.
 pub(crate) fn check(document: &Value, method: &str, path: &str, answer: &Answer) {
     let operation = &document["paths"][path][method];
     let described = &operation["responses"][answer.status.as_str()];
@@ -63,7 +63,7 @@ pub(crate) fn check(document: &Value, method: &str, path: &str, answer: &Answer)
         .unwrap()
         .iter()
         .filter(|(name, _)| !["x-stream-id", "x-ignored-fields"].contains(&name.as_str()))
-        // Of turns alone.
+        // Only turns of sessions have these headers.
         .filter(|(name, _)| !(path.contains("completion") && ["etag", "x-session-version"].contains(&name.as_str())))
     {
         assert!(!answer.header(name).is_empty(), "{method} {path}: no header {name}");
@@ -84,14 +84,14 @@ pub(crate) fn check(document: &Value, method: &str, path: &str, answer: &Answer)
     assert!(found.is_empty(), "{method} {path}: {found:#?} in {}", answer.text());
 }
 
-/// The differences between the data of a stream's events and their description.
+/// Returns the differences between the data of a stream's events and their description.
 fn stream_complaints(document: &Value, schema: &Value, path: &str, stream: &str) -> Vec<String> {
     let mut data: Vec<&str> = stream.lines().filter_map(|line| line.strip_prefix("data: ")).collect();
     if (path.ends_with("/completions") && path != "/completions") || path == "/v1/streams/{id}" {
         assert_eq!(data.pop(), Some("[DONE]"), "{stream}");
     }
     assert!(data.len() > 1, "{stream}");
-    // The first option is the format of events; the last event may have the second.
+    // The first option describes the events; the last event may match the second instead.
     let option = |at: usize| &schema["properties"]["data"]["anyOf"][at]["contentSchema"];
     let last = data.pop().map(|data| serde_json::from_str(data).unwrap()).unwrap();
     let events = data.iter().flat_map(|data| complaints(document, option(0), &serde_json::from_str(data).unwrap()));
@@ -103,12 +103,11 @@ fn stream_complaints(document: &Value, schema: &Value, path: &str, stream: &str)
     found
 }
 
-/// Creates a session.
 async fn session(state: &AppState) -> Value {
     send(state, "post", "/v1/sessions", Some(&json!({"text": "Once upon a time there was"}))).await.json()
 }
 
-/// Fills in what is in braces in a path.
+/// Fills in the placeholders in a path, and creates what they refer to.
 pub(crate) async fn filled(state: &AppState, path: &str) -> String {
     let id = if path.starts_with("/v1/sessions/{id}") {
         session(state).await["id"].clone()
@@ -136,7 +135,7 @@ pub(crate) async fn filled(state: &AppState, path: &str) -> String {
     path.replace("{name}", "best").replace("{version}", "best")
 }
 
-/// The path, method and content of every operation with a body of JSON.
+/// Returns the path, method and content of every operation with a JSON body.
 pub(crate) fn bodies(document: &Value) -> impl Iterator<Item = (&str, &str, &Value)> {
     let items = document["paths"].as_object().unwrap().iter();
     let operations = items.flat_map(|(path, item)| item.as_object().unwrap().iter().map(move |found| (path, found)));
@@ -146,7 +145,7 @@ pub(crate) fn bodies(document: &Value) -> impl Iterator<Item = (&str, &str, &Val
     })
 }
 
-/// Sends every example of every operation and checks the responses; returns the operations.
+/// Sends every example of every operation and checks the responses. Returns the operations.
 pub(crate) async fn all(state: &AppState) -> BTreeSet<String> {
     let document = document(state).await;
     let mut tried = BTreeSet::new();

@@ -1,4 +1,4 @@
-//! Boundaries: stop strings, characters and tokens in every arrangement, compared with a simple definition.
+//! Boundaries of stop strings, characters and tokens in every arrangement, compared with a simple reference.
 
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
@@ -14,24 +14,24 @@ use crate::common::{post, with};
 /// Characters of one to four bytes with common first bytes, parts of joined emoji, and line ends.
 const TEXT: &str = "[abéê☃☄🦀🦁\u{200D}👩\n]{0,24}";
 
-/// The same for stop strings, some of which occur in the text by chance.
+/// Stop strings of the same characters, so that some occur in the text by chance.
 const STOP: &str = "[abéê☃☄🦀🦁\u{200D}👩\n]{1,4}";
 
-/// The text up to its first stop string (the first to end, and the longest of those), and whether there is one.
+/// Returns the text up to its first stop string (the first to end, and the longest of those), and whether it has one.
 fn cut<'a>(text: &'a str, stops: &[String]) -> (&'a str, bool) {
     let ends = |stop: &String| text.match_indices(stop.as_str()).map(|(at, _)| (at + stop.len(), at)).min();
     let first = stops.iter().filter_map(ends).min();
     first.map_or((text, false), |(_, at)| (&text[..at], true))
 }
 
-/// Number of bytes at the end of `text` that may be the beginning of a stop string.
+/// Returns the number of bytes at the end of `text` that may begin a stop string.
 fn doubtful(text: &str, stops: &[String]) -> usize {
     let beginning =
         |at: &usize| stops.iter().any(|stop| stop.len() > text.len() - at && stop.starts_with(&text[*at..]));
     (0..text.len()).filter(|at| text.is_char_boundary(*at)).find(beginning).map_or(0, |at| text.len() - at)
 }
 
-/// `bytes` split into pieces with the lengths of `cuts`, repeated.
+/// Splits `bytes` into pieces whose lengths are those of `cuts`, repeated.
 fn pieces(bytes: &[u8], cuts: &[usize]) -> Vec<Vec<u8>> {
     let (mut rest, mut out) = (bytes, Vec::new());
     for cut in cuts.iter().cycle() {
@@ -45,7 +45,7 @@ fn pieces(bytes: &[u8], cuts: &[usize]) -> Vec<Vec<u8>> {
     out
 }
 
-/// The output for `bytes` split into pieces, checked after each of them.
+/// Returns the output for `bytes` in pieces, and whether a stop string ended it; checks the output after each piece.
 fn shown(bytes: &[u8], cuts: &[usize], stops: &[String]) -> Result<(String, bool), TestCaseError> {
     let whole = String::from_utf8_lossy(bytes).into_owned();
     let (expected, _) = cut(&whole, stops);
@@ -59,7 +59,7 @@ fn shown(bytes: &[u8], cuts: &[usize], stops: &[String]) -> Result<(String, bool
             return Ok((out, true));
         }
         prop_assert!(expected.starts_with(&out));
-        // Exactly what may still be removed is held back.
+        // Exactly the text that may begin a stop string is held back.
         prop_assert_eq!(&out, &decoded[..decoded.len() - doubtful(&decoded, stops)]);
     }
     let mut rest = String::new();
@@ -100,7 +100,7 @@ proptest! {
     }
 }
 
-/// The text of a whole answer, and its pieces as a stream.
+/// Returns the choice of a whole answer, and the pieces of its text as a stream.
 async fn both(state: &AppState, body: Value) -> (Value, Vec<String>) {
     let (_, whole) = post(state, body.clone()).await;
     let pieces = chunks(state, ROUTES[0], body).await;
@@ -157,7 +157,7 @@ async fn joined_emoji_are_delivered_whole_however_their_bytes_are_split() {
 async fn incomplete_characters_are_replaced_once_at_the_end() {
     let beginning = [b"ok ".as_slice(), &"🦀".as_bytes()[..3]].concat();
     let (state, _thread) = recited(vec![byte_tokens(&beginning)]);
-    // By the end of the text, and by its length.
+    // The text ends by itself, or at `max_tokens`.
     for more in [json!({}), json!({"max_tokens": 6})] {
         let (whole, pieces) = both(&state, asking(more)).await;
         assert_eq!(whole["text"], "ok \u{FFFD}");

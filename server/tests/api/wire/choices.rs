@@ -5,7 +5,7 @@ use crate::common::{post, shipped, stream, with};
 use axum::http::StatusCode;
 use serde_json::{Value, json};
 
-/// A request whose texts differ.
+/// Returns a sampled request whose texts differ.
 #[expect(clippy::needless_pass_by_value, reason = "it is made where it is called")]
 fn drawn(prompt: Value) -> Value {
     json!({"prompt": prompt, "max_tokens": 12, "temperature": 1.0, "top_p": 1.0, "seed": 7, "ignore_eos": true,

@@ -1,4 +1,4 @@
-//! `echo`: a prompt's own text and log probabilities in front of what is made of it.
+//! `echo`: the prompt's own text and log probabilities in front of its completion.
 
 use axum::http::StatusCode;
 use serde_json::{Value, json};
@@ -63,7 +63,7 @@ async fn a_prompt_can_be_scored_without_a_text() {
     let tokens: String = lists["tokens"].as_array().unwrap()[1..].iter().map(|token| token.as_str().unwrap()).collect();
     assert_eq!(tokens, "Once upon a time");
     assert!(lists["token_logprobs"].as_array().unwrap()[1..].iter().all(|logprob| logprob.as_f64().unwrap() < 0.0));
-    // Also where the prompt's beginning is known by now.
+    // The result is the same now that a prefix of the prompt may be cached.
     let (_, again) = post(&state, body.clone()).await;
     assert_eq!(&choice(&again)["logprobs"], lists);
     assert_eq!(&joined(&chunks(&state, ROUTES[0], body.clone()).await)[0]["logprobs"], lists);
@@ -96,7 +96,7 @@ async fn a_text_scored_as_a_prompt_has_the_log_probabilities_that_it_was_made_wi
 #[tokio::test]
 async fn a_character_that_the_prompt_has_begun_is_finished_by_the_text() {
     let snowman = byte_tokens("☃".as_bytes());
-    // A prompt of two tokens, then the rest of the character.
+    // The script has a line for each of the prompt's two tokens; the last line completes the character.
     let (state, _thread) = recited(vec![Vec::new(), vec![snowman[2], byte_tokens(b"!")[0]]]);
     let body = json!({"prompt": &snowman[..2], "max_tokens": 9, "temperature": 0, "logprobs": 0});
     let (_, plain) = post(&state, body.clone()).await;

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::kit::{ROUTES, raw};
 use crate::common::shipped;
 
-/// Every numeric field, and whether completions and chat have it.
+/// Every numeric field, and whether completions and chat read it.
 const NUMBERS: [(&str, bool, bool); 21] = [
     ("max_tokens", true, true),
     ("max_completion_tokens", false, true),
@@ -58,7 +58,7 @@ const OTHERS: [&str; 22] = [
     "logits_processors",
 ];
 
-/// Values as written in a body.
+/// JSON values, as written in a body.
 const VALUES: [&str; 36] = [
     "0",
     "-0",
@@ -102,7 +102,7 @@ fn start(path: &str) -> &'static str {
     if path == ROUTES[0] { r#""prompt": "x""# } else { r#""messages": [{"role": "user", "content": "x"}]"# }
 }
 
-/// Checks for an answer, or an error that names `field`.
+/// Checks that the response is an answer or an error that names `field`; returns whether it is an answer.
 async fn check(path: &str, field: &str, body: String) -> bool {
     let (status, answer) = raw(&shipped(), path, body.clone()).await;
     match status {
@@ -123,7 +123,7 @@ async fn every_extreme_number_is_accepted_or_named() {
         for (field, completions, chat) in NUMBERS {
             for value in VALUES {
                 let known = if at == 0 { completions } else { chat };
-                // Texts are short and not delayed, unless the field asks for that.
+                // Texts are short, unless the field sets their length.
                 let short = if field == "max_tokens" { "" } else { ", \"max_tokens\": 1" };
                 let short = if field == "max_completion_tokens" { "" } else { short };
                 let long = matches!(field, "max_tokens" | "max_completion_tokens" | "n" | "best_of");
@@ -139,7 +139,7 @@ async fn every_extreme_number_is_accepted_or_named() {
                 } else {
                     refused += 1;
                 }
-                // The same inside a list.
+                // The same value inside a list.
                 let body = format!("{{{}{short}, \"{field}\": [{value}]}}", start(path));
                 check(path, field, body).await;
             }
@@ -153,7 +153,7 @@ async fn every_other_field_refuses_wrong_types() {
     for path in ROUTES {
         for field in OTHERS {
             for value in VALUES {
-                // Unknown names and streams are covered by other tests.
+                // Streams are covered by other tests.
                 if (field == "stream" && value == "true") || (field == "stream_options" && value.starts_with('{')) {
                     continue;
                 }
@@ -210,7 +210,7 @@ async fn deep_bodies_are_refused_wherever_they_are_deep() {
     }
 }
 
-/// The text of this many fields, each after a comma.
+/// Returns the JSON text of `count` fields, each after a comma.
 fn many_keys(count: usize) -> String {
     (0..count).fold(String::new(), |keys, at| keys + &format!(", \"k{at}\": 0"))
 }

@@ -1,4 +1,4 @@
-//! Random changes to valid requests of every format: an answer is a success or an error that the client is told about,
+//! Random changes to valid requests in every format: the answer is a success or an error that the client is told about,
 //! never a failure of the server.
 
 use axum::body::Body;
@@ -9,7 +9,7 @@ use tidegate_server::{ApiOptions, AppState};
 
 use crate::common::{checkpoint, fuzz, send, text};
 
-/// Names and values that the formats know, and numbers at the edges of types.
+/// Field names and values of the formats, and numbers at the limits of their types.
 const WORDS: [&str; 32] = [
     "\"n\":",
     "\"stop\":",
@@ -59,7 +59,7 @@ async fn no_request_makes_the_server_fail() {
         let response = send(&state, request.body(Body::from(body.clone())).unwrap()).await;
         let (status, answer) = (response.status(), text(response).await);
         let shown = String::from_utf8_lossy(&body);
-        // 501: a response is to be stored, and this server has no store.
+        // 501: the request asks to store a response, and this server has no store.
         assert!(
             status.as_u16() < 500 || matches!(status.as_u16(), 501 | 503),
             "input {number} to {path}: {status} {answer}\n{shown}"
@@ -72,7 +72,7 @@ async fn no_request_makes_the_server_fail() {
     }
 }
 
-/// A valid request to each route.
+/// Returns a valid request to each route.
 fn requests() -> Vec<(&'static str, Value)> {
     let messages = json!([{"role": "system", "content": "Be kind."}, {"role": "user", "content": [{"type": "text", "text": "Hi"}]}]);
     let parameters =

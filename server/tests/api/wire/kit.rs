@@ -1,4 +1,4 @@
-//! Requests to either route, and reading their answers.
+//! Helpers that send requests to either route and read the answers.
 
 use axum::body::Body;
 use axum::http::{Method, Request, StatusCode, header};
@@ -10,7 +10,7 @@ use crate::common::{events, send, text, with};
 /// OpenAI's two routes.
 pub(crate) const ROUTES: [&str; 2] = ["/v1/completions", "/v1/chat/completions"];
 
-/// A JSON body for any path.
+/// Returns a POST request with a JSON body to any path.
 pub(crate) fn posting(path: &str, body: impl Into<Body>) -> Request<Body> {
     let request = Request::builder().method(Method::POST).uri(path).header(header::CONTENT_TYPE, "application/json");
     request.body(body.into()).unwrap()
@@ -28,7 +28,7 @@ pub(crate) async fn chat(state: &AppState, body: Value) -> (StatusCode, Value) {
     raw(state, ROUTES[1], body.to_string()).await
 }
 
-/// The chunks of a stream that ends correctly.
+/// Returns the chunks of a stream, which must end correctly.
 pub(crate) async fn chunks(state: &AppState, path: &str, body: Value) -> Vec<Value> {
     let response = send(state, posting(path, with(body, json!({"stream": true})).to_string())).await;
     assert_eq!(response.status(), StatusCode::OK);
@@ -38,14 +38,14 @@ pub(crate) async fn chunks(state: &AppState, path: &str, body: Value) -> Vec<Val
     data.iter().map(|data| serde_json::from_str(data).unwrap()).collect()
 }
 
-/// The names in an object, sorted.
+/// Returns the names in an object, sorted.
 pub(crate) fn keys(object: &Value) -> Vec<&str> {
     let mut keys: Vec<&str> = object.as_object().unwrap().keys().map(String::as_str).collect();
     keys.sort_unstable();
     keys
 }
 
-/// The choices of a stream, combined into the form of a whole answer.
+/// Combines the choices of a stream into the form of a whole answer.
 pub(crate) fn joined(chunks: &[Value]) -> Vec<Value> {
     let mut whole: Vec<Value> = Vec::new();
     for choice in chunks.iter().flat_map(|chunk| chunk["choices"].as_array().unwrap()) {

@@ -1,4 +1,4 @@
-//! Log probabilities: their formats, their texts, and that streams and whole answers contain the same.
+//! Log probabilities: their formats and texts, which are the same in streams and in whole answers.
 
 use axum::http::StatusCode;
 use serde_json::{Value, json};
@@ -37,7 +37,7 @@ async fn each_token_has_its_text_offset_log_probability_and_alternatives() {
         assert!(own <= 0.0);
         let top = list(choice, "top_logprobs")[at].as_object().unwrap();
         assert_eq!(top.len(), 3, "{top:?}");
-        // Each token is the likeliest at its step.
+        // Each token is the most likely one at its step.
         assert!(top.values().all(|logprob| logprob.as_f64().unwrap() <= own) && top[token].as_f64() == Some(own));
     }
 }
@@ -171,7 +171,7 @@ async fn a_stop_token_ends_a_text_and_is_returned_as_the_reason() {
 
 #[tokio::test]
 async fn an_answer_takes_less_than_what_is_reserved_for_its_log_probabilities() {
-    // The server reserves 128 bytes for each; until the answer is written, each also takes 8 in a list.
+    // The server reserves 128 bytes per entry; until the answer is written, each entry also takes 8 bytes in a list.
     const MOST: usize = 112;
     let state = shipped();
     let message = json!([{"role": "user", "content": "Once upon a time"}]);
@@ -191,7 +191,7 @@ async fn an_answer_takes_less_than_what_is_reserved_for_its_log_probabilities() 
     }
 }
 
-/// The JSON value of a field, as it was written, with its fractions as `N`.
+/// Returns the JSON value of a field as it was written, with each fraction replaced by `N`.
 fn written(answer: &str, field: &str) -> String {
     let fraction = regex::Regex::new(r"-?\d+\.\d+(e-?\d+)?").unwrap();
     let value = answer.split_once(&format!(r#""{field}":"#)).unwrap_or_else(|| panic!("no {field} in {answer}")).1;

@@ -1,4 +1,4 @@
-//! A scripted model that generates given tokens from the shipped checkpoint's vocabulary.
+//! A scripted model that generates given tokens of the shipped checkpoint's vocabulary.
 
 use std::sync::{Arc, LazyLock};
 
@@ -9,17 +9,17 @@ use tidegate_server::{ApiOptions, AppState, Served};
 
 use crate::common::{checkpoint, served};
 
-/// Tokens in the vocabulary.
+/// Size of the vocabulary.
 const TOKENS: usize = 4096;
 
-/// The shipped tokenizer, loaded once.
+/// Returns the shipped tokenizer, which is loaded once.
 pub(crate) fn tokenizer() -> Arc<Tokenizer> {
     static TOKENIZER: LazyLock<Arc<Tokenizer>> =
         LazyLock::new(|| Arc::new(Tokenizer::load(&checkpoint(), TOKENS, &[0]).unwrap()));
     Arc::clone(&TOKENIZER)
 }
 
-/// The token for one byte.
+/// Returns the token for one byte.
 pub(crate) fn byte_token(byte: u8) -> u32 {
     static TOKENS_OF_BYTES: LazyLock<Vec<u32>> = LazyLock::new(|| {
         let tokenizer = tokenizer();
@@ -29,12 +29,12 @@ pub(crate) fn byte_token(byte: u8) -> u32 {
     TOKENS_OF_BYTES[usize::from(byte)]
 }
 
-/// One token for each byte.
+/// Returns one token for each byte.
 pub(crate) fn byte_tokens(bytes: &[u8]) -> Vec<u32> {
     bytes.iter().map(|byte| byte_token(*byte)).collect()
 }
 
-/// For a prompt of as many tokens as there are lines, generates the last of `lines` and then the end of the text.
+/// A model that, after a prompt of as many tokens as there are lines, generates the last of `lines` and ends the text.
 pub(crate) struct Script {
     lines: Vec<Vec<u32>>,
     /// Number of tokens read, per slot.
@@ -82,7 +82,7 @@ impl LanguageModel for Script {
             *read += 1;
             let said = read.checked_sub(self.lines.len());
             let next = said.and_then(|said| self.lines.last()?.get(said)).copied().unwrap_or(0);
-            // Another token is less likely, and it differs between positions.
+            // The other tokens are less likely, and their logits differ between positions.
             let others = |token: usize| ((token * 7919 + *read * 31) % 97) as f32 / 50.0;
             logits.extend((0..TOKENS).map(|token| if token == next as usize { 12.0 } else { others(token) }));
         }
@@ -90,7 +90,7 @@ impl LanguageModel for Script {
     }
 }
 
-/// The application with a script.
+/// Returns an application whose model follows the script `lines`.
 pub(crate) fn recited(lines: Vec<Vec<u32>>) -> (AppState, EngineThread) {
     let tokenizer = tokenizer();
     let encode = Arc::new(|text: &str| text.bytes().map(byte_token).collect());

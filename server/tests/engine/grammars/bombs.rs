@@ -1,4 +1,4 @@
-//! Hostile grammars: each is refused, or compiled and followed, within its limits.
+//! Hostile grammars. Each one is refused, or compiled and followed within the limits.
 
 use std::time::{Duration, Instant};
 
@@ -13,14 +13,14 @@ fn nested(open: &str, inner: &str, close: &str, count: usize) -> String {
 
 fn arrays(levels: usize) -> GrammarSpec {
     let around = |inner: Value| {
-        // `json!` would copy what is inside, by recursion.
+        // `json!` would copy `inner` recursively.
         let fields = [("type".to_owned(), Value::from("array")), ("items".to_owned(), inner)];
         Value::Object(fields.into_iter().collect())
     };
     GrammarSpec::JsonSchema((0..levels).fold(json!({"type": "integer"}), |inner, _| around(inner)))
 }
 
-/// Rules or terminals that each name the next `more`.
+/// Returns a grammar of `count` rules or terminals, each of which names the next one `more` times.
 fn chain(name: &str, count: usize, more: usize) -> GrammarSpec {
     let line = |n: usize| format!("{name}{n}: {}\n", vec![format!("{name}{}", n + 1); more].join(" "));
     let lines: String = (0..count).map(line).collect();
@@ -97,7 +97,7 @@ pub(super) fn bombs() -> Vec<(&'static str, GrammarSpec)> {
 fn no_grammar_takes_long() {
     let mut followed = 0;
     for (name, spec) in bombs() {
-        // Separate compilers: an abandoned compilation must not slow the next one down.
+        // Each grammar has its own compiler, so that an abandoned compilation does not slow down the next.
         let grammars = Grammars::new(TOKENIZER.vocabulary(), TOKENIZER.eos(), &encode()).unwrap();
         let start = Instant::now();
         let compiled = grammars.compile(&spec);
@@ -110,7 +110,7 @@ fn no_grammar_takes_long() {
                 break;
             }
             let start = Instant::now();
-            // A mask over its limits ends the text.
+            // A mask that exceeds its limits ends the text.
             let Ok(mask) = matcher.mask() else { break };
             let is_allowed = |id: &u32| mask[*id as usize / 32] >> (id % 32) & 1 == 1;
             let Some(token) = (1..4096).rev().find(is_allowed) else { break };
@@ -134,7 +134,7 @@ fn huge() -> Value {
     json!({"type": "integer", "multipleOf": 99_999_989})
 }
 
-/// A property named like a keyword.
+/// Returns a schema with a required property of this name, which may be that of a keyword.
 fn in_property(name: &str) -> GrammarSpec {
     let object = json!({"type": "object", "properties": {name: huge()}, "required": [name]});
     GrammarSpec::JsonSchema(object)

@@ -1,5 +1,4 @@
-//! The time of a mask. `cargo test -p tidegate-server --test engine cost -- --ignored --nocapture` prints
-//! it.
+//! Measures the time of a mask. `cargo test -p tidegate-server --test engine cost -- --ignored --nocapture` prints it.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +7,7 @@ use tidegate_server::text::GrammarSpec;
 
 use super::drawn::{GRAMMARS, TOKENIZER};
 
-/// A schema as agents send it: an order of several articles.
+/// Returns a schema such as agents send: an order with several articles.
 fn order() -> GrammarSpec {
     let article = json!({"type": "object", "required": ["name", "count", "price"], "additionalProperties": false,
         "properties": {"name": {"type": "string"}, "count": {"type": "integer", "minimum": 1, "maximum": 99},

@@ -1,4 +1,4 @@
-//! Texts of random tokens that a grammar allows.
+//! Draws random texts from the tokens that a grammar allows, and checks that they follow the grammar.
 
 use std::sync::{Arc, LazyLock};
 
@@ -13,7 +13,7 @@ use tidegate_server::text::{
 use super::schema::allows;
 use crate::common::checkpoint;
 
-/// More than the tokenizer has: the model's vocabulary may be padded.
+/// The model's vocabulary size. It is larger than the tokenizer's, because a model may pad its vocabulary.
 const VOCABULARY: usize = 4200;
 
 pub(crate) static TOKENIZER: LazyLock<Tokenizer> =
@@ -21,13 +21,13 @@ pub(crate) static TOKENIZER: LazyLock<Tokenizer> =
 pub(crate) static GRAMMARS: LazyLock<Grammars> =
     LazyLock::new(|| Grammars::new(TOKENIZER.vocabulary(), TOKENIZER.eos(), &encode()).unwrap());
 
-/// The encoding of [`TOKENIZER`].
+/// Returns the encoding function of [`TOKENIZER`].
 pub(crate) fn encode() -> Encode {
     Arc::new(|text| TOKENIZER.encode_more(text).unwrap())
 }
 
-/// A text of random tokens that `spec` allows; `None` if it does not end within `most` tokens. Ends are chosen more often
-/// than other tokens, or texts would rarely end.
+/// Draws a text of random tokens that `spec` allows; returns `None` if the text does not end within `most` tokens. The
+/// end is chosen more often than other tokens, because few texts would end otherwise.
 pub(crate) fn draw(spec: &GrammarSpec, seed: u64, most: usize) -> Option<String> {
     let mut rng = StdRng::seed_from_u64(seed);
     let mut matcher = GRAMMARS.compile(spec).unwrap_or_else(|error| panic!("{spec:?} {error}")).start();
@@ -56,7 +56,7 @@ pub(crate) fn draw(spec: &GrammarSpec, seed: u64, most: usize) -> Option<String>
     None
 }
 
-/// Whole texts of `spec`, from many seeds; most seeds must give one.
+/// Draws complete texts of `spec` from 40 seeds, at least half of which must give one.
 fn texts(spec: &GrammarSpec) -> Vec<String> {
     let texts: Vec<String> = (0..40).filter_map(|seed| draw(spec, seed, 600)).collect();
     assert!(texts.len() >= 20, "{spec:?}: {} of 40 texts came to an end", texts.len());
@@ -213,7 +213,7 @@ fn a_plain_text_may_begin_almost_like_a_call() {
     }
 }
 
-/// Whether a text follows a grammar from its beginning to its end.
+/// Returns whether a text follows a grammar from beginning to end.
 fn follows(spec: &GrammarSpec, text: &str) -> bool {
     let mut matcher = GRAMMARS.compile(spec).unwrap().start();
     let accepted = TOKENIZER.encode_more(text).unwrap().iter().all(|id| matcher.accept(*id).is_ok());

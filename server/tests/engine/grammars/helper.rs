@@ -1,5 +1,5 @@
-//! Grammars that are tried in another process first: what cannot be stopped there is killed, and takes nothing from the
-//! server and from other grammars.
+//! Grammars that a helper process compiles first. A compilation that cannot be stopped is killed with its helper, and
+//! costs neither the server nor other grammars anything.
 
 use std::ffi::OsString;
 use std::fs;
@@ -27,7 +27,7 @@ fn regex(regex: impl Into<String>) -> GrammarSpec {
     GrammarSpec::Regex(regex.into())
 }
 
-/// Takes a minute and a gigabyte where nothing stops it.
+/// Returns a grammar that takes a minute and a gigabyte to compile unless something stops it.
 fn bomb(first: char) -> GrammarSpec {
     regex(".*".repeat(7_900) + &format!("{first}x"))
 }
@@ -35,7 +35,7 @@ fn bomb(first: char) -> GrammarSpec {
 #[test]
 fn bombs_are_refused_and_leave_the_compilers_to_the_next_grammar() {
     let grammars = helped();
-    // As many as are compiled at once: where they go on, nothing else is compiled for a minute.
+    // These are as many as are compiled at the same time. If they went on, nothing else could be compiled for a minute.
     thread::scope(|scope| {
         for first in ['0', '1'] {
             let grammars = &grammars;
@@ -94,13 +94,13 @@ fn a_helper_that_cannot_start_is_reported() {
     assert_eq!(dies.compile(&regex("a")).unwrap_err(), GrammarError::Unavailable);
 }
 
-/// Grammars whose helpers note their process ids in `list` first.
+/// Returns grammars whose helpers append their process ids to the file `list` when they start.
 fn listed(list: &Path) -> Grammars {
     let script = format!("echo $$ >> {}; exec {} compile-grammars", list.display(), env!("CARGO_BIN_EXE_tidegate"));
     grammars("/bin/sh", &["-c", &script])
 }
 
-/// The helpers in `list`.
+/// Returns the process ids in `list`.
 fn helpers(list: &Path) -> Vec<String> {
     fs::read_to_string(list).unwrap_or_default().lines().map(str::to_owned).collect()
 }
@@ -120,7 +120,7 @@ fn a_helper_is_used_again_and_replaced_when_something_ends_it() {
     let helpers = started();
     assert_eq!(helpers.len(), 2, "it was killed before it was asked, or soon after");
     signal("-STOP", &helpers[1]);
-    // It stops when it next runs, and must not answer before.
+    // The signal takes effect when the helper next runs. It must not answer before that.
     while !state(&helpers[1]).starts_with('T') {
         thread::yield_now();
     }
@@ -166,7 +166,7 @@ fn a_grammar_that_takes_long_gives_way_and_a_small_one_does_not() {
             assert!(!compiling.is_finished(), "it was compiled at the usual priority");
             thread::sleep(Duration::from_millis(1));
         }
-        // Beside it, others have their helper.
+        // Meanwhile, another grammar has its own helper.
         grammars.compile(&regex("[a-z]+")).unwrap();
         assert!(!lowered(&helpers(&list)[1]));
     });
@@ -182,7 +182,7 @@ fn what_has_taken_long_in_a_helper_gives_way_in_the_server_too() {
     let own = Path::new("/proc/self/task");
     let usual = niceness(own).into_iter().min();
     let gives_way = |tasks: &Path| niceness(tasks).into_iter().max() > usual;
-    // Larger and larger ones, until one takes long.
+    // Compiles ever larger grammars until one takes long enough.
     let mut count = 256;
     loop {
         let properties: Value = (0..count).map(|n| (format!("p{n}"), json!({"type": "string"}))).collect();
@@ -200,22 +200,22 @@ fn what_has_taken_long_in_a_helper_gives_way_in_the_server_too() {
         match compiled {
             Ok(_) if in_helper => return assert!(here),
             Ok(_) => count += count / 4,
-            // The machine is so busy that whatever takes long is refused.
+            // On a busy machine, a grammar that takes this long is refused.
             Err(error) => return assert_eq!(error, GrammarError::Slow),
         }
     }
 }
 
-/// How far each thread of a process gives way to others.
+/// Returns the nice value of each thread of a process.
 #[cfg(target_os = "linux")]
 fn niceness(tasks: &Path) -> Vec<i32> {
     let tasks = fs::read_dir(tasks).into_iter().flatten().flatten();
     let stat = tasks.filter_map(|task| fs::read_to_string(task.path().join("stat")).ok());
-    // After the name, which may contain spaces, it is the 17th field.
+    // The nice value is the 17th field after the name, which may contain spaces.
     stat.filter_map(|stat| stat.rsplit_once(") ")?.1.split(' ').nth(16)?.parse().ok()).collect()
 }
 
-/// The state of a process, as `ps` writes it.
+/// Returns the state of a process as `ps` prints it.
 fn state(pid: &str) -> String {
     String::from_utf8(Command::new("ps").args(["-o", "state=", "-p", pid]).output().unwrap().stdout).unwrap()
 }

@@ -1,5 +1,5 @@
-//! Grammars on the shipped vocabulary, without a model: random allowed tokens give texts that follow the grammar, and
-//! grammars over the limits are refused in time.
+//! Grammars on the shipped vocabulary, without a model. Random allowed tokens form texts that follow the grammar, and
+//! grammars that exceed the limits are refused in time.
 
 mod bombs;
 mod cost;

@@ -1,9 +1,9 @@
-//! A plain check of values against the part of JSON schema that the tests use: not how the server follows a schema.
+//! A simple check of values against the part of JSON Schema that the tests use. It shares no code with the server.
 
 use regex::Regex;
 use serde_json::Value;
 
-/// Whether `schema`, a part of `root`, allows `value`.
+/// Returns whether `schema`, which is a part of `root`, allows `value`.
 pub(crate) fn allows(root: &Value, schema: &Value, value: &Value) -> bool {
     let Value::Object(fields) = schema else { return schema == &Value::Bool(true) };
     fields.iter().all(|(keyword, wanted)| holds(root, schema, (keyword, wanted), value))

@@ -15,7 +15,7 @@ use crate::live::{Reply, Request, Server, get};
 struct Small(PathBuf);
 
 impl Small {
-    /// Mounts one at `folder`, or returns the reason why that failed; it needs privileges.
+    /// Mounts one at `folder`, which needs privileges. On failure, prints the reason and returns `None`.
     fn mount(folder: PathBuf) -> Option<Self> {
         std::fs::create_dir(&folder).unwrap();
         let options = ["-t", "tmpfs", "-o", "size=32m", "tmpfs"];
@@ -32,7 +32,7 @@ impl Small {
         }
     }
 
-    /// Fills all remaining space, including space freed since the last call.
+    /// Fills all remaining space, including space freed since the last call, and returns the path of the filler.
     fn fill(&self) -> PathBuf {
         let path = self.0.join("filler");
         let mut file = File::options().create(true).append(true).open(&path).unwrap();
@@ -73,14 +73,14 @@ impl Client<'_> {
     }
 }
 
-/// Checks that the refusal is one a client can understand, and returns its message.
+/// Checks that a refusal has a status and code that clients can act on, and returns its message.
 fn refused(status: u16, error: &Value) -> String {
     assert!([503, 507].contains(&status), "{status} {error}");
     assert!(["store_full", "store_unavailable"].contains(&error["code"].as_str().unwrap()), "{error}");
     error["message"].as_str().unwrap().to_owned()
 }
 
-/// Runs turns, streamed and whole, until all are refused. Every acknowledged head stays.
+/// Runs turns, streamed and whole, until all are refused. Returns the last acknowledged head of each session.
 fn until_full(client: &Client<'_>, ids: &[String], small: &Small) -> Vec<String> {
     let mut heads: Vec<String> = ids.iter().map(|id| client.head(id)).collect();
     let (mut turns, mut refusals) = (0, 0);
@@ -89,7 +89,7 @@ fn until_full(client: &Client<'_>, ids: &[String], small: &Small) -> Vec<String>
         let reply = client.turn(&ids[at], stream);
         let last = reply.chunks().pop().unwrap();
         if last["error"].is_object() {
-            // A stream has started by then, so the error is in its last event, not in the status.
+            // A stream has already sent its status, so the error is in its last event.
             let status = if stream { 507 } else { reply.status };
             let message = refused(status, &last["error"]);
             assert!(!reply.text().contains("[DONE]"), "{}", reply.text());
@@ -98,7 +98,7 @@ fn until_full(client: &Client<'_>, ids: &[String], small: &Small) -> Vec<String>
                 println!("after {turns} turns: {status} {message}");
             }
         } else {
-            // Evicting older versions freed space, but the filler takes it.
+            // Evicting older versions freed space, which the filler takes.
             small.fill();
             last["session"]["version"].as_str().unwrap().clone_into(&mut heads[at]);
             (turns, refusals) = (turns + 1, 0);
@@ -137,7 +137,7 @@ fn a_full_disk_refuses_turns_loses_nothing_and_recovers_without_a_restart() {
     let filler = small.fill();
     let heads = until_full(&client, &ids, &small);
     whole(&client, &ids, &heads);
-    // Forks write only the index, until it has to grow.
+    // Forks write only to the index, so they succeed until it has to grow.
     let fork = |_| Some(client.ask("POST", &format!("/v1/sessions/{}/fork", ids[0]), &json!({"n": 200})));
     let forks: Vec<Reply> = (0..60).map_while(fork).take_while(|reply| reply.status == 201).collect();
     println!("{} forks of 200 sessions", forks.len());

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::script::{Script, Step};
 use crate::live::{Reply, Request, get};
 
-/// One client.
+/// A client and its session.
 pub(crate) struct Lane {
     pub(crate) number: usize,
     script: Script,
@@ -15,15 +15,15 @@ pub(crate) struct Lane {
     answers: Vec<Answer>,
     /// The step that was sent but not answered yet.
     open: Option<Step>,
-    /// Whether it was sent before.
+    /// Whether the open step was sent more than once.
     again: bool,
     /// The session's position after all answered steps.
     position: Position,
     /// The session that the lane has abandoned but not deleted yet.
     left: Option<String>,
-    /// Steps that were sent more than once.
+    /// Number of steps that were sent more than once.
     pub(crate) resent: usize,
-    /// Steps that a check found committed although they were not acknowledged.
+    /// Number of steps that a check found committed although they had not been acknowledged.
     pub(crate) found: usize,
 }
 
@@ -31,9 +31,9 @@ pub(crate) struct Lane {
 struct Position {
     session: String,
     head: String,
-    /// The version that this session started from, and those that it made.
+    /// The version that this session was forked from, if any, and those that it made.
     made: Vec<String>,
-    /// All versions that it may list: those, and those inherited by a fork.
+    /// All versions that the session may list: `made`, and those that a fork inherits.
     known: BTreeSet<String>,
     /// A version that a check found for the open step.
     found: std::cell::RefCell<Option<String>>,
@@ -55,22 +55,22 @@ impl Lane {
         Self { number, script: Script::new(number), answers, open, again, position, left, resent, found }
     }
 
-    /// Number of acknowledged steps.
+    /// Returns the number of acknowledged steps.
     pub(crate) fn steps(&self) -> usize {
         self.answers.len()
     }
 
-    /// The sessions that may exist.
+    /// Returns the acknowledged sessions that may exist.
     pub(crate) fn sessions(&self) -> impl Iterator<Item = String> {
         [Some(self.position.session.clone()), self.left.clone()].into_iter().flatten()
     }
 
-    /// Sessions that may exist although they were not acknowledged.
+    /// Returns the number of sessions that may exist although they were not acknowledged.
     pub(crate) fn may_have_made_sessions(&self) -> usize {
         usize::from(matches!(self.open, Some(Step::Create { .. } | Step::Fork { .. })))
     }
 
-    /// The next request: the unanswered step again, or a new one.
+    /// Returns the next request, which repeats the unanswered step or sends a new one.
     pub(crate) fn next(&mut self) -> Request {
         if self.open.is_some() && !self.again {
             self.again = true;
@@ -151,7 +151,7 @@ impl Lane {
         self.again = false;
     }
 
-    /// After a crash: checks that everything acknowledged exists, and beyond it at most the result of the open step.
+    /// Checks, after a crash, that everything acknowledged exists, and beyond it at most the result of the open step.
     pub(crate) fn check(&self, address: &str) {
         let Self { number, open, position, .. } = self;
         if position.session.is_empty() {
@@ -188,7 +188,7 @@ impl Lane {
         }
     }
 
-    /// The state and the text of the head, without ids and times.
+    /// Returns the state and the text of the head, without ids and times.
     pub(crate) fn head(&self, address: &str) -> Vec<u8> {
         let reply = get(address, &format!("/v1/sessions/{}/snapshot", self.position.session)).unwrap();
         assert_eq!(reply.status, 200, "{}", reply.text());

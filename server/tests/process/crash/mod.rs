@@ -1,8 +1,8 @@
-//! A server that is killed at random times: everything acknowledged survives, nothing else exists, and the texts continue
-//! as if nothing had happened.
+//! A server that is killed at random times: everything acknowledged survives, nothing else exists, and the texts
+//! continue as if nothing had happened.
 //!
 //! `TIDEGATE_KILLS=300 cargo test -p tidegate-server --test process crash -- --nocapture` runs the long form.
-//! `TIDEGATE_SEED` repeats the times of a run as far as the machine allows.
+//! `TIDEGATE_SEED` repeats the kill times of a run, as far as the machine's timing allows.
 
 mod full;
 mod lane;
@@ -28,7 +28,7 @@ fn setting(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().map_or(default, |value| value.parse().expect(name))
 }
 
-/// The lanes, and the address of the server while it runs. A client holds the lock until it has its answer.
+/// The lanes, and the address of the server while it runs. A client holds its lock until it has the answer.
 struct World {
     lanes: Vec<Mutex<Lane>>,
     address: RwLock<String>,
@@ -50,7 +50,7 @@ impl World {
                 return;
             }
             let request = lane.lock().unwrap().next();
-            // The server was killed. Its successor's address comes with the lock.
+            // An error means that the server was killed. The lock is then taken until its successor's address is known.
             if let Ok(reply) = request.send(&address) {
                 lane.lock().unwrap().answered(&reply);
             } else {
@@ -60,8 +60,8 @@ impl World {
         }
     }
 
-    /// Checks every lane against the server, which nobody else uses meanwhile. Returns how many sessions belong to no lane:
-    /// a crash may have kept the acknowledgement of a new session from its client.
+    /// Checks every lane against the server while no client uses it. Returns the number of sessions that belong to no
+    /// lane: a crash may have lost the acknowledgement of a new session.
     fn check(&self, address: &str) -> usize {
         let mut known = BTreeSet::new();
         let mut open = 0;
@@ -77,7 +77,7 @@ impl World {
     }
 }
 
-/// The sessions on a server.
+/// Returns the ids of all sessions on a server.
 fn sessions(address: &str) -> Vec<String> {
     let (mut found, mut after) = (Vec::new(), String::new());
     loop {
@@ -142,7 +142,7 @@ fn a_server_killed_at_any_time_keeps_acknowledged_turns_and_continues_with_the_s
             std::thread::sleep(Duration::from_micros(random.random_range(0..600_000)));
             if kill < kills {
                 server.kill();
-                // Waits until all lanes have noticed.
+                // Waits until no lane has a request in flight.
                 gate = Some(world.address.write().unwrap());
             } else {
                 world.over.store(true, Ordering::SeqCst);

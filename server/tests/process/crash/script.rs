@@ -1,4 +1,4 @@
-//! The steps of the lanes, which are the same in every run, independent of the ids that a server assigns.
+//! The steps of the lanes, which are the same in every run, whatever ids the server assigns.
 
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};

@@ -1,4 +1,4 @@
-//! Models of a hub: downloads, the cache, and what a hub may not do.
+//! Models from a hub: downloads, the cache, and what a hub must not be able to do.
 
 mod native;
 mod refused;
@@ -17,7 +17,7 @@ use server::{COMMIT, Files, Hub, Reply};
 
 const WEIGHTS: &str = "model.safetensors";
 
-/// Whether a variable of the environment could change a download.
+/// Returns whether an environment variable could affect a download.
 fn is_setting(name: &str) -> bool {
     let name = name.to_uppercase();
     ["HF_", "HUGGING", "TIDEGATE_", "TRANSFORMERS_"].iter().any(|start| name.starts_with(start))
@@ -25,7 +25,7 @@ fn is_setting(name: &str) -> bool {
         || name == "XDG_CACHE_HOME"
 }
 
-/// The program, with this hub and with `home` as Hugging Face's folder.
+/// Returns a `tidegate` command that uses this hub, with `home` as `HF_HOME`.
 fn tidegate(home: &Path, address: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(is_setting)) {
@@ -35,7 +35,7 @@ fn tidegate(home: &Path, address: &str) -> Command {
     command
 }
 
-/// A folder for Hugging Face's things, and a hub.
+/// A folder used as `HF_HOME`, and a hub.
 struct Place {
     home: TempDir,
     hub: Hub,
@@ -54,14 +54,14 @@ impl Place {
         self.command().args(["pull", model]).envs(variables.iter().copied()).output().unwrap()
     }
 
-    /// The folder that a successful pull prints.
+    /// Pulls a model and returns the path that the command prints.
     fn pulled(&self, model: &str) -> PathBuf {
         let output = self.pull(model, &[]);
         assert!(output.status.success(), "{}", text(&output.stderr));
         PathBuf::from(text(&output.stdout).trim_end())
     }
 
-    /// The error of a pull that fails.
+    /// Returns the error of a pull that must fail.
     fn refused(&self, model: &str, variables: &[(&str, &str)]) -> String {
         let output = self.pull(model, variables);
         let (stdout, log) = (text(&output.stdout), text(&output.stderr));
@@ -119,7 +119,7 @@ fn a_commit_in_the_cache_and_a_cache_without_a_network_ask_nobody() {
     assert!(place.refused("org/tiny", &wrong[1..]).contains("HF_ENDPOINT must be an address"));
     assert_eq!(place.hub.asked().len(), asked);
 
-    // A hub that is not there: the model of a branch is used with a warning.
+    // If the hub cannot be reached, a branch's model from the cache is used, with a warning.
     let gone = tidegate(place.home.path(), "127.0.0.1:1").args(["pull", "org/tiny"]).output().unwrap();
     assert_eq!(text(&gone.stdout).trim_end(), path.to_str().unwrap());
     assert!(text(&gone.stderr).contains("using org/tiny as it is in the cache"), "{}", text(&gone.stderr));
@@ -157,7 +157,7 @@ fn the_next_start_goes_on_also_with_a_hub_that_knows_no_ranges() {
     let hub = Hub::changed(files.clone(), move |asked, mut reply| {
         if asked.path.ends_with(WEIGHTS) {
             if is_failing.load(Ordering::SeqCst) {
-                // What is refused is not tried again.
+                // Status 410 is a refusal, which is not retried.
                 return Reply::status(410);
             }
             (reply.status, reply.body) = (200, weights.clone());
@@ -169,7 +169,7 @@ fn the_next_start_goes_on_also_with_a_hub_that_knows_no_ranges() {
     let error = place.refused("org/tiny", &[]);
     assert!(error.contains("410 from http://") && error.ends_with("the hub refuses the request"), "{error}");
     let incomplete = place.model().join("blobs").join(format!("{}.incomplete", files.id(WEIGHTS)));
-    // As an earlier process left it: wrong bytes, which the whole file replaces.
+    // Wrong bytes left by an earlier process: the whole file replaces them.
     std::fs::write(&incomplete, vec![7; 5000]).unwrap();
     fails.store(false, Ordering::SeqCst);
     let path = place.pulled("org/tiny");
@@ -221,7 +221,7 @@ fn a_file_that_another_process_replaces_is_not_kept() {
     let incomplete = blobs.join(format!("{}.incomplete", files.id(WEIGHTS)));
     let hub = Hub::changed(files.clone(), move |asked, reply| {
         if asked.path.ends_with(WEIGHTS) {
-            // As a process does that begins again, where locks do not work.
+            // As another process does that starts over, on a file system without working locks.
             std::fs::remove_file(&incomplete).unwrap();
             std::fs::write(&incomplete, "other").unwrap();
         }
@@ -240,7 +240,7 @@ fn a_file_of_a_model_does_not_take_its_place() {
     whole.resize(10_000, 1);
     let place = Place::new(Hub::start(Files::tiny().with("a.gguf", whole.clone())));
     let file = place.pulled(&format!("org/tiny@{COMMIT}:a.gguf"));
-    // The file is all that the cache has. It is meant only where there is nobody to ask.
+    // The cache has only the file. The model's name means it only offline, when the hub cannot be asked.
     let name = format!("org/tiny@{COMMIT}");
     let offline = place.pull(&name, &[("HF_HUB_OFFLINE", "1")]);
     assert_eq!(text(&offline.stdout).trim_end(), file.to_str().unwrap());
@@ -299,7 +299,7 @@ fn a_gguf_file_is_pulled_alone() {
         let offline = place.pull(model, &[("HF_HUB_OFFLINE", "1")]);
         assert_eq!(text(&offline.stdout).trim_end(), path.to_str().unwrap());
     }
-    // Of several, the one that is named is in the cache, and no other.
+    // Of several files, only the named one is in the cache.
     let place = Place::new(Hub::start(files.with("b.gguf", whole)));
     assert!(place.pulled("org/tiny:b.gguf").ends_with("b.gguf"));
     let error = place.refused("org/tiny:q/a-Q8_0.gguf", &[("HF_HUB_OFFLINE", "1")]);
@@ -314,7 +314,7 @@ fn the_cache_is_listed_with_what_can_be_served() {
     let list = |args: &[&str]| text(&place.command().arg("models").args(args).output().unwrap().stdout);
     assert!(list(&[]).starts_with("there are no models in "), "{}", list(&[]));
     place.pulled("org/tiny");
-    // As Python leaves a model whose download was ended, and one of another kind.
+    // A model as Python leaves it after an interrupted download, and one of an unsupported kind.
     let other = |name: &str, config: &str| {
         let folder = place.home.path().join(format!("hub/models--org--{name}/snapshots/{COMMIT}"));
         std::fs::create_dir_all(&folder).unwrap();

@@ -1,25 +1,26 @@
-//! RWKV-7 as its author publishes it: `.pth` files without a vocabulary, which is that of another model.
+//! RWKV-7 as its author publishes it: `.pth` files without a vocabulary, which comes from another repository.
 
 use std::path::{Path, PathBuf};
 
 use super::server::{COMMIT, Files, Hub, VOCABULARY};
 use super::{Place, text};
 
-/// The model that has the vocabulary if none is named.
+/// The repository whose vocabulary is used if none is named.
 const DEFAULT: &str = "RWKV/RWKV7-Goose-World2.8-0.1B-HF";
 
-/// A `.pth` file that PyTorch has written.
+/// Returns a `.pth` file written by PyTorch.
 fn archive() -> Vec<u8> {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures-rwkv7");
     std::fs::read(fixtures.join("package.pth")).unwrap()
 }
 
-/// The files of a repository of the author.
+/// Returns the files of a repository as the author publishes it.
 pub(super) fn pth() -> Files {
     Files::default().with("README.md", "about").with("a.pth", archive())
 }
 
-/// A hub on which the default model and `org/other` have the files `others`, and every other model has `files`.
+/// Starts a hub on which the default repository and `org/other` have the files `others`, and every other model
+/// has `files`.
 pub(super) fn beside(files: Files, others: Files) -> Hub {
     Hub::changed(files, move |asked, reply| {
         if asked.path.contains(DEFAULT) || asked.path.contains("org/other") { others.answer(asked) } else { reply }
@@ -27,12 +28,12 @@ pub(super) fn beside(files: Files, others: Files) -> Hub {
 }
 
 impl Place {
-    /// The paths that were asked for after the first ones.
+    /// Returns the requested paths, without those of the first `first` requests.
     fn asked_after(&self, first: usize) -> Vec<String> {
         self.hub.asked().into_iter().skip(first).map(|asked| asked.path).collect()
     }
 
-    /// What the cache has of a model: the paths below its only snapshot.
+    /// Returns the path of a model's only snapshot in the cache.
     fn snapshot(&self, model: &str) -> PathBuf {
         self.home.path().join(format!("hub/models--{}/snapshots/{COMMIT}", model.replace('/', "--")))
     }
@@ -55,7 +56,7 @@ fn a_pth_is_pulled_with_the_vocabulary_of_another_model_and_both_are_used_withou
     let asked = place.asked_after(0);
     assert!(asked.iter().position(|path| path.ends_with(VOCABULARY)) < Some(asked.len() - 1), "{asked:?}");
 
-    // The vocabulary is not asked for again; without a file's name, the only one is meant.
+    // The vocabulary is not requested again. A model's name without a file means its only file.
     assert_eq!(place.pulled("org/tiny"), path);
     assert_eq!(place.asked_after(asked.len()), ["/api/models/org/tiny/revision/main?blobs=true"]);
     for model in ["org/tiny:a.pth", "org/tiny", &format!("org/tiny@{COMMIT}:a.pth")] {
@@ -63,7 +64,7 @@ fn a_pth_is_pulled_with_the_vocabulary_of_another_model_and_both_are_used_withou
         assert_eq!(text(&offline.stdout).trim_end(), path.to_str().unwrap(), "{}", text(&offline.stderr));
     }
     let asked = place.hub.asked().len();
-    // The path that is printed is a model too: its vocabulary is in the cache.
+    // `--model` also takes the printed path: its vocabulary is in the cache.
     for model in ["org/tiny:a.pth", path.to_str().unwrap()] {
         let mut command = place.command();
         command.args(["generate", " the fox", "--model", model, "--device", "cpu", "-n", "2", "--ignore-eos"]);
@@ -118,7 +119,7 @@ fn a_vocabulary_that_is_missing_is_named_before_the_weights_are_downloaded() {
     let error = place.refused("org/tiny:a.pth", &[OFFLINE]);
     assert!(error.starts_with(&format!("{start}{DEFAULT}: it is not in the cache")), "{error}");
     assert!(error.ends_with("and HF_HUB_OFFLINE forbids a download"), "{error}");
-    // A path asks no hub, and says what is needed.
+    // A model given by path asks no hub, and the error says what it needs.
     let (asked, path) = (place.hub.asked().len(), place.snapshot("org/tiny").join("a.pth"));
     let mut command = place.command();
     let output = command.args(["generate", "x", "--device", "cpu", "--model"]).arg(path).output().unwrap();
@@ -146,4 +147,6 @@ fn the_same_tensors_in_safetensors_are_pulled_if_they_are_named() {
     let place = Place::new(beside(Files::default().with("x.safetensors", &tensors[..]), Files::vocabulary()));
     assert!(place.pulled("org/tiny:x.safetensors").ends_with("x.safetensors"));
     assert!(place.snapshot(DEFAULT).join(VOCABULARY).exists());
+    let table = text(&place.command().arg("models").output().unwrap().stdout);
+    assert!(table.contains("org/tiny:x.safetensors "), "{table}");
 }

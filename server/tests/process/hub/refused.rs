@@ -1,4 +1,4 @@
-//! What a hub may not do, and what it refuses.
+//! What a hub must not be able to do, and what it refuses.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::server::{COMMIT, Files, Hub, Reply};
 use super::{Place, WEIGHTS, text};
 
-/// The token of these tests, which the hub may see and nobody else.
+/// The token of these tests, which only the hub may see.
 const TOKEN: (&str, &str) = ("HF_TOKEN", "hf_secret_tttttttttttttttttttttttttttttttt");
 
 #[test]
@@ -16,7 +16,7 @@ fn a_token_is_sent_to_the_hub_and_not_to_where_it_redirects() {
     let other = Hub::start(Files::tiny());
     let address = other.address.clone();
     let hub = Hub::changed(Files::tiny(), move |asked, reply| {
-        // As on Hugging Face: small files are the hub's own, weights come from elsewhere, by an address that is secret.
+        // As on Hugging Face: small files come from the hub, weights from another host at a secret, signed address.
         if asked.path.ends_with(WEIGHTS) {
             let to = format!("http://{address}{}?signature=secret", asked.path);
             return Reply::status(302).with("location", &to);
@@ -31,7 +31,7 @@ fn a_token_is_sent_to_the_hub_and_not_to_where_it_redirects() {
         let output = place.pull("org/tiny", &[TOKEN, ("TIDEGATE_LOG", filter)]);
         let log = text(&output.stderr);
         assert!(output.status.success() && log.contains("DEBUG"), "{log}");
-        // The bytes of a request would be shown in rows of sixteen.
+        // A dump of the request shows sixteen bytes a row, so one row would have at least eight of the token's `t`.
         assert!(!log.contains("secret") && !log.contains("tttttttt"), "{filter}: {log}");
         std::fs::remove_dir_all(place.home.path().join("hub")).unwrap();
     }
@@ -111,7 +111,7 @@ fn a_model_that_cannot_be_served_is_refused_before_its_weights_are_asked_for() {
     assert!(error.starts_with(words), "{error}");
     assert!(place.hub.asked_for(WEIGHTS).is_empty() && place.hub.asked_for("tokenizer.json").is_empty());
 
-    // The hub knows the type of a model whose files it does not give to everybody.
+    // The listing names the model's type, although its files require a token.
     let mut listing = llama.listing();
     listing["config"] = json!({"model_type": "llama"});
     let hub = Hub::changed(llama, move |asked, _| {
@@ -133,7 +133,7 @@ fn a_model_that_cannot_be_served_is_refused_before_its_weights_are_asked_for() {
     assert!(error.ends_with("name one of the files with ORG/NAME:FILE: q/x.gguf, y.gguf"), "{error}");
 }
 
-/// The tokenizer of the pinned checkpoint with another part.
+/// Returns the tokenizer of the pinned checkpoint with one part replaced.
 fn tokenizer_with(part: &str, value: Value) -> Vec<u8> {
     let mut json: Value = serde_json::from_slice(&Files::tiny().0["tokenizer.json"]).unwrap();
     json[part] = value;
@@ -212,9 +212,9 @@ fn a_hub_that_is_busy_is_asked_again() {
     assert!(text(&output.stderr).contains("trying again in 0.5 s"), "{}", text(&output.stderr));
 }
 
-/// A listing of more bytes than this machine has room for.
+/// Returns a listing with more bytes than this machine has room for, or `None` if that is not possible.
 fn huge() -> Option<Value> {
-    /// The most that a file may have.
+    /// The largest size that a listing may give.
     const SIZE: u64 = 1 << 50;
     let about = rustix::fs::statvfs(std::env::temp_dir().as_path()).unwrap();
     if about.f_blocks == 0 || about.f_bavail.saturating_mul(about.f_frsize) >= SIZE {

@@ -1,4 +1,4 @@
-//! A server whose model is on a hub.
+//! A server whose model comes from a hub.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{BufRead, BufReader};
@@ -17,10 +17,11 @@ use super::server::{COMMIT, Files, Hub};
 use super::{Place, WEIGHTS, text};
 use crate::live::{Request, get};
 
-/// After which a test fails instead of waiting for ever.
+/// How long a test waits before it fails.
 const PATIENCE: Duration = Duration::from_mins(2);
 
-/// A process that is killed at the end of its test, and its log, which a thread reads so that the process never waits for it.
+/// A process that is killed at the end of its test, and its log. A thread reads the log, so that a full pipe does not
+/// block the process.
 struct Running {
     child: Child,
     lines: Receiver<String>,
@@ -32,7 +33,7 @@ impl Running {
         let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
         let (sender, receiver) = channel();
-        // The test may have ended.
+        // Sending fails if the test has ended.
         thread::spawn(move || lines.for_each(|line| drop(sender.send(line))));
         Self { child, lines: receiver, log: Vec::new() }
     }
@@ -44,7 +45,7 @@ impl Running {
         Self::start(&mut command)
     }
 
-    /// What the log says between these words.
+    /// Waits for a log line with `start`, and returns what follows, up to `end`.
     fn logged(&mut self, start: &str, end: char) -> String {
         let until = Instant::now() + PATIENCE;
         loop {
@@ -62,7 +63,7 @@ impl Running {
         assert!(Command::new("kill").args([name, &self.child.id().to_string()]).status().unwrap().success());
     }
 
-    /// Waits for the end of the process.
+    /// Waits until the process ends, and returns its status.
     fn ended(&mut self) -> ExitStatus {
         let until = Instant::now() + PATIENCE;
         loop {
@@ -85,7 +86,7 @@ impl Drop for Running {
     }
 }
 
-/// Holds requests until it is opened, once for all: a process may ask again.
+/// Holds requests until it is opened. It stays open, because a process may repeat a request.
 #[derive(Clone, Default)]
 struct Gate(Arc<(Mutex<bool>, Condvar)>);
 
@@ -100,13 +101,13 @@ impl Gate {
     }
 }
 
-/// A hub that says when it is asked for the weights, and sends them once its gate is open.
+/// Starts a hub that reports when the weights are requested, and sends them once its gate is open.
 fn slow() -> (Hub, Receiver<()>, Gate) {
     let ((asked, is_asked), gate) = (channel(), Gate::default());
     let its_gate = gate.clone();
     let hub = Hub::changed(Files::tiny(), move |request, reply| {
         if request.path.ends_with(WEIGHTS) {
-            // The test may have ended.
+            // Sending fails if the test has ended.
             let _ = asked.send(());
             its_gate.wait();
         }
@@ -156,7 +157,7 @@ fn a_signal_ends_a_download_at_once_and_the_next_start_goes_on() {
     server.logged("bound to ", ';');
     asked.recv_timeout(PATIENCE).unwrap();
     server.signal("-INT");
-    // The hub still waits, so nothing but the signal ends the server.
+    // The gate is still closed, so only the signal can end the server.
     server.logged("received SIGINT while loading", '.');
     assert!(server.ended().success());
     let before = place.hub.asked().len();
@@ -182,7 +183,7 @@ fn names_on_a_hub_are_taken_where_paths_are() {
     let output = command.output().unwrap();
     assert!(text(&output.stdout).starts_with("Once"), "{}", text(&output.stderr));
 
-    // A path that exists is meant, whatever the hub has.
+    // A path that exists takes precedence over a name on the hub.
     let asked = place.hub.asked().len();
     std::fs::create_dir_all(place.home.path().join("org/tiny")).unwrap();
     let mut command = place.command();
@@ -235,7 +236,7 @@ fn a_file_is_locked_while_it_is_downloaded() {
     lock_file(&place, &Files::tiny().id(WEIGHTS)).try_lock().unwrap();
 }
 
-/// What a process locks that downloads these contents, as Python's `huggingface_hub` does.
+/// Returns the file that a process locks while it downloads these contents, the same as in Python's `huggingface_hub`.
 fn lock_path(home: &Path, id: &str) -> PathBuf {
     home.join("hub/.locks/models--org--tiny").join(format!("{id}.lock"))
 }

@@ -1,4 +1,4 @@
-//! A hub on this machine: its routes over a few files, the requests that it got, and answers that a test puts in place of its own.
+//! A hub on this machine: it serves a few files, records the requests it gets, and lets a test replace its answers.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -16,10 +16,10 @@ use crate::random::write_vocabulary;
 
 /// The name of RWKV's vocabulary file.
 pub(super) const VOCABULARY: &str = "rwkv_vocab_v20230424.txt";
-/// The commit that every branch means.
+/// The commit that every branch points to.
 pub(super) const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
-/// A request.
+/// A request that the hub got.
 #[derive(Clone, Debug)]
 pub(super) struct Asked {
     pub(super) path: String,
@@ -33,7 +33,7 @@ impl Asked {
     }
 }
 
-/// An answer. Its length is that of the body, of which only the first bytes are sent if `cut` says so.
+/// An answer. Its `content-length` is that of the whole body, but only the first `cut` bytes are sent, if set.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Reply {
     pub(super) status: u16,
@@ -53,7 +53,7 @@ impl Reply {
     }
 }
 
-/// What a test answers in place of the hub; the hub's own answer is given.
+/// Replaces an answer; receives the request and the hub's own answer.
 type Change = dyn Fn(&Asked, Reply) -> Reply + Send + Sync;
 
 /// A running hub. Its threads end with the test's process.
@@ -63,7 +63,7 @@ pub(super) struct Hub {
 }
 
 impl Hub {
-    /// A hub with these files in each of its models.
+    /// Starts a hub with these files in each of its models.
     pub(super) fn start(files: Files) -> Self {
         Self::changed(files, |_, reply| reply)
     }
@@ -82,12 +82,12 @@ impl Hub {
         hub
     }
 
-    /// The requests so far.
+    /// Returns the requests so far.
     pub(super) fn asked(&self) -> Vec<Asked> {
         self.asked.lock().unwrap().clone()
     }
 
-    /// The requests for a file.
+    /// Returns the requests for a file.
     pub(super) fn asked_for(&self, file: &str) -> Vec<Asked> {
         let mut asked = self.asked();
         asked.retain(|asked| asked.path.ends_with(file));
@@ -97,7 +97,7 @@ impl Hub {
 
 fn answer(mut socket: &TcpStream, asked: &Mutex<Vec<Asked>>, files: &Files, change: &Change) {
     let mut lines = BufReader::new(socket).lines().map_while(Result::ok).take_while(|line| !line.is_empty());
-    // A client that goes away says nothing.
+    // The client disconnected without a request.
     let Some(first) = lines.next() else { return };
     let path = first.split(' ').nth(1).unwrap_or_default().to_owned();
     let headers = lines.filter_map(|line| {
@@ -114,16 +114,16 @@ fn answer(mut socket: &TcpStream, asked: &Mutex<Vec<Asked>>, files: &Files, chan
         headers.concat()
     );
     let body = &body[..cut.unwrap_or(body.len())];
-    // The client may have seen enough.
+    // Sending fails if the client has read enough and disconnected.
     let _ = socket.write_all(&[head.as_bytes(), body].concat());
 }
 
-/// Files of a model.
+/// The files of a model.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Files(pub(super) BTreeMap<String, Vec<u8>>);
 
 impl Files {
-    /// The pinned checkpoint.
+    /// Returns the files of the pinned checkpoint.
     pub(super) fn tiny() -> Self {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../weights/tests/fixtures/tiny");
         let names =
@@ -132,7 +132,7 @@ impl Files {
         Self(names.into_iter().map(read).collect())
     }
 
-    /// RWKV's vocabulary alone.
+    /// Returns RWKV's vocabulary alone.
     pub(super) fn vocabulary() -> Self {
         let folder = tempfile::tempdir().unwrap();
         write_vocabulary(folder.path());
@@ -144,7 +144,8 @@ impl Files {
         self
     }
 
-    /// The name of a file's contents: weights are large files, whatever their length.
+    /// Returns the digest that names a file's contents: SHA-256 for weights, which count as large files whatever their
+    /// length, and git's for others.
     pub(super) fn id(&self, name: &str) -> String {
         let contents = &self.0[name];
         if is_large(name) {
@@ -154,7 +155,7 @@ impl Files {
         hex(&Sha1::new().chain_update(head).chain_update(contents).finalize())
     }
 
-    /// What the hub answers about a model.
+    /// Returns the hub's description of the model.
     pub(super) fn listing(&self) -> Value {
         let file = |name: &String| {
             let size = self.0[name].len();

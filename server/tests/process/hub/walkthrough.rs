@@ -1,4 +1,4 @@
-//! The commands of docs/walkthrough.md, run as a reader would paste them, with a random RWKV-7 from a hub on this machine.
+//! The commands of docs/walkthrough.md, run as a reader would paste them, with a random RWKV-7 from a local hub.
 
 use std::io::{BufRead, BufReader, Lines, Write};
 use std::os::unix::process::CommandExt as _;
@@ -12,15 +12,15 @@ use crate::random::written_rwkv7;
 
 const PAGE: &str = include_str!("../../../../docs/walkthrough.md");
 
-/// What follows the output of a block.
+/// The line printed after the output of a block.
 const END: &str = "-- end of the block --";
 
-/// A chat template as published folders of RWKV-7 have it: without tools, and without a role for their results.
+/// A chat template like those of published RWKV-7 models: without tools, and without a role for tool results.
 const TEMPLATE: &str = "{{ '<|rwkv_tokenizer_end_of_text|>' }}{% for m in messages %}\
 {% if m.role in ['system', 'user', 'assistant'] %}{{ m.role | capitalize + ': ' + m.content + '\\n\\n' }}{% endif %}\
 {% endfor %}{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}";
 
-/// The blocks of the page, and whether they are left running.
+/// Returns the code blocks of the page, and whether each is left running.
 fn blocks() -> impl Iterator<Item = (bool, &'static str)> {
     PAGE.split("\n```").skip(1).step_by(2).map(|block| match block.split_once('\n').unwrap() {
         ("sh", commands) => (false, commands),
@@ -29,7 +29,7 @@ fn blocks() -> impl Iterator<Item = (bool, &'static str)> {
     })
 }
 
-/// Bash with nothing of this environment but the path to programs.
+/// Returns a Bash command that inherits only `PATH` from this environment.
 fn bash(home: &Path, hub: &Hub) -> Command {
     let built = Path::new(env!("CARGO_BIN_EXE_tidegate")).parent().unwrap().display();
     let path = format!("{built}:{}", std::env::var("PATH").unwrap());
@@ -39,14 +39,14 @@ fn bash(home: &Path, hub: &Hub) -> Command {
     command
 }
 
-/// Commands that run until they are killed, with all processes that they start, and their log.
+/// Commands in a process group of their own, which is killed at the end, and their log.
 struct Background {
     child: Child,
     lines: Lines<BufReader<ChildStderr>>,
 }
 
 impl Background {
-    /// Starts a server, and returns it with its port.
+    /// Starts a server and returns it with its port.
     fn start(mut bash: Command, commands: &str) -> (Self, String) {
         bash.args(["-c", commands]).stdin(Stdio::null()).stderr(Stdio::piped()).process_group(0);
         let mut child = bash.spawn().unwrap();
@@ -70,7 +70,7 @@ impl Drop for Background {
     }
 }
 
-/// A terminal. Bash ends with the test's process, which closes its input.
+/// A Bash process used as a terminal. It ends with the test's process, which closes its input.
 struct Terminal {
     child: Child,
     lines: Lines<BufReader<ChildStdout>>,
@@ -85,7 +85,7 @@ impl Terminal {
         terminal
     }
 
-    /// Runs commands whose variables the next ones see, and returns what they print.
+    /// Runs commands and returns what they print. Later commands see their variables.
     fn run(&mut self, commands: &str) -> String {
         let input = self.child.stdin.as_mut().unwrap();
         writeln!(input, "{{\n{commands}\n}} < /dev/null\necho '{END}'").unwrap();
@@ -123,7 +123,7 @@ fn the_walk_through_does_what_it_says() {
     let hub = Hub::start(files);
     let mut terminal = Terminal::open(bash(home.path(), &hub));
     let (mut ports, mut servers, mut outputs) = (["8080", "8081"].into_iter(), Vec::new(), Vec::new());
-    // The ports of the page may be in use on this machine: servers choose others.
+    // The ports of the page may be in use on this machine, so the servers choose others.
     let mut chosen: Vec<(String, String)> = Vec::new();
     for (is_background, commands) in blocks() {
         if is_background {

@@ -1,5 +1,5 @@
-//! The pages for everybody: names of controls, contrast of colours, and one look for all pages. Without chromedriver these
-//! tests pass without running, unless `TIDEGATE_REQUIRE_BROWSER` is 1.
+//! Accessibility of the pages: names of controls, contrast of colors, and the same look everywhere.
+//! Skipped without chromedriver, unless `TIDEGATE_REQUIRE_BROWSER` is 1.
 
 use super::browser::{Page, with_page};
 use super::sessions::turn;
@@ -26,7 +26,7 @@ const FAINT: &str = "
         return (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05) < 4.5;
     });";
 
-/// Colours of the page and of its head, and the links there.
+/// Colors of the page and of its header, and the links in the header.
 const LOOK: &str = "
     const style = (selector) => getComputedStyle(document.querySelector(selector));
     return [style('body').backgroundColor, style('body').color, style('.top h1').fontFamily, style('.top h1').color,

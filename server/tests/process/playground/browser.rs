@@ -32,7 +32,7 @@ impl Drop for Process {
     }
 }
 
-/// Starts the server and returns it, when ready, with its address.
+/// Starts the server, and returns it with its address once it is ready.
 fn start_server(data_dir: &Path, setup: &Setup) -> (Process, String) {
     let free = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a free port");
     let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../weights/checkpoints/tidegate-tiny");
@@ -64,7 +64,7 @@ fn is_ready(address: std::net::SocketAddr) -> bool {
 
 /// Starts chromedriver on a port of its choice; `None` if it is not installed.
 fn start_driver() -> Option<(Process, String)> {
-    // It chooses a port that IPv4 has free, and ends if another program has it in IPv6: then another attempt is due.
+    // It chooses a port that is free for IPv4, and exits if another program uses it for IPv6. Hence the attempts.
     for _ in 0..10 {
         let mut child = match Command::new("chromedriver").arg("--port=0").stdout(Stdio::piped()).spawn() {
             Ok(child) => Process(child),
@@ -85,7 +85,7 @@ fn start_driver() -> Option<(Process, String)> {
     panic!("chromedriver found no port");
 }
 
-/// The port in the line that chromedriver writes once it can be used.
+/// Returns the port from the line that chromedriver writes once it is ready.
 fn named_port(line: &str) -> Option<u16> {
     line.split_once("started successfully on port ")?.1.trim_end_matches('.').parse().ok()
 }
@@ -184,7 +184,7 @@ impl Page {
         self.ready().await;
     }
 
-    /// The JSON with which the server answers the page's own request.
+    /// Sends a request from the page, and returns the JSON of the answer.
     pub(crate) async fn ask(&self, method: &str, path: &str, body: Value) -> Value {
         let body = if body.is_null() { String::new() } else { format!(", body: JSON.stringify({body})") };
         self.js(&format!(
@@ -194,7 +194,7 @@ impl Page {
         .await
     }
 
-    /// Makes this browser one that has never seen the page.
+    /// Clears the browser's storage, as if it had never seen the page.
     pub(crate) async fn forget(&self) {
         self.js("localStorage.clear(); sessionStorage.clear()").await;
         self.client.goto("about:blank").await.expect("an empty page");
@@ -210,7 +210,7 @@ impl Page {
         self.until("!document.body.classList.contains('running')").await;
     }
 
-    /// Errors in the browser's console since the last call.
+    /// Returns the errors in the browser's console since the last call.
     pub(crate) async fn console_errors(&self) -> Vec<Value> {
         let id = self.client.session_id().await.expect("a session").expect("an open session");
         let body = json!({"type": "browser"}).to_string();
@@ -224,7 +224,7 @@ impl Page {
         stream.get_mut().write_all(request.as_bytes()).expect("chromedriver reads");
         let lines = stream.by_ref().lines().map_while(Result::ok).take_while(|line| !line.is_empty());
         let lines: Vec<String> = lines.map(|line| line.to_ascii_lowercase()).collect();
-        // The server keeps the connection open.
+        // Chromedriver keeps the connection open, so the body is read by its length.
         let length = lines.iter().find_map(|line| line.strip_prefix("content-length:")?.trim().parse().ok());
         let mut json = vec![0; length.expect("an answer has a length")];
         stream.read_exact(&mut json).expect("an answer has a body");
@@ -256,7 +256,7 @@ pub(crate) async fn with_page(width: u32, height: u32, test: impl AsyncFnOnce(&P
     with_server(&Setup { width, height, ..Setup::DESK }, steps).await;
 }
 
-/// The same on any server. The page may still be connecting.
+/// Runs `test` on a page of any server, and always closes the browser. The page may still be connecting.
 pub(crate) async fn with_server(setup: &Setup, test: impl AsyncFnOnce(&Page)) {
     let _turn = ONE.lock().await;
     let Some((_driver, driver)) = start_driver() else { return };

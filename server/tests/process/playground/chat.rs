@@ -1,11 +1,11 @@
-//! Conversations as messages. Without chromedriver these tests pass without running, unless `TIDEGATE_REQUIRE_BROWSER` is 1.
+//! Conversations shown as chat messages. Skipped without chromedriver, unless `TIDEGATE_REQUIRE_BROWSER` is 1.
 
 use super::browser::{Page, with_page};
 use super::sessions::{address, turn};
 use fantoccini::Locator;
 use serde_json::{Value, json};
 
-/// Role and text of each message as displayed.
+/// Returns the role and text of each displayed message.
 async fn messages(page: &Page) -> Vec<(String, String)> {
     let script = "return [...document.querySelectorAll('#messages .message')].map(item =>
         [item.classList[1], item.querySelector('.said').textContent])";
@@ -58,7 +58,7 @@ async fn messages_are_sent_as_chat_and_shown_as_messages_again() {
         let contents: Vec<&str> = kept["data"].as_array().unwrap().iter().map(|it| it["content"].as_str().unwrap()).collect();
         assert_eq!(contents, shown.iter().map(|(_, text)| &**text).collect::<Vec<_>>());
 
-        // As text, it has what the template wrote between the messages.
+        // The text view includes what the template wrote between the messages.
         view(page, "text").await;
         let text = page.ask("GET", &format!("/v1/sessions/{id}/text"), Value::Null).await;
         assert_eq!(page.sheet().await, text["text"].as_str().unwrap());

@@ -1,5 +1,5 @@
-//! What the page says of the server and of its runs. Without chromedriver these tests pass without running, unless
-//! `TIDEGATE_REQUIRE_BROWSER` is 1.
+//! What the page reports about the server and its runs.
+//! Skipped without chromedriver, unless `TIDEGATE_REQUIRE_BROWSER` is 1.
 
 use super::browser::with_page;
 use super::sessions::turn;
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 async fn the_page_notices_that_the_server_is_gone() {
     with_page(1280, 900, async |page| {
         page.stop_server();
-        // Nobody touches the page.
+        // No input: the page must find out by itself.
         page.until("document.getElementById('model').dataset.state === 'lost'").await;
         assert_eq!(page.text("model").await, "The server does not respond");
     })
@@ -53,7 +53,7 @@ async fn the_speed_is_the_servers_and_statuses_are_plain_words() {
         let said: Vec<&str> = said.as_array().unwrap().iter().map(|it| it.as_str().unwrap()).collect();
         assert!(matches!(said[..], ["Writing", "Finished" | "Reached the token limit"]), "{said:?}");
 
-        // All tokens at once: the time between their arrivals says nothing.
+        // If all tokens arrive at once, their arrival times say nothing about the speed.
         let rates = "return (async () => {
             const { Gauge } = await import('/playground/gauge.js');
             const [gauge, rates] = [new Gauge(), []];

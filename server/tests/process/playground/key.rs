@@ -1,5 +1,5 @@
-//! The playground on a server that requires an API key. Without chromedriver these tests pass without running, unless
-//! `TIDEGATE_REQUIRE_BROWSER` is 1.
+//! The playground on a server that requires an API key.
+//! Skipped without chromedriver, unless `TIDEGATE_REQUIRE_BROWSER` is 1.
 
 use super::browser::{Setup, with_server};
 use fantoccini::Locator;
@@ -25,7 +25,7 @@ async fn a_key_is_requested_once_and_sent_with_every_request() {
         page.until("document.querySelector('#ink .made')").await;
         page.rest().await;
 
-        // A conversation, and the download of its snapshot, which a plain link could not do.
+        // A conversation, and the download of its snapshot, for which a plain link could not send the key.
         page.js("location.hash = '#conversation'").await;
         page.until("document.body.classList.contains('talking')").await;
         page.fill("prompt", "The old lighthouse").await;

@@ -1,4 +1,4 @@
-//! The page in a real browser.
+//! The playground in a real browser.
 
 mod access;
 mod browser;

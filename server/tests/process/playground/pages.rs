@@ -1,6 +1,6 @@
 //! The playground in headless Chromium, driven by chromedriver, with the shipped checkpoint.
 //!
-//! Without chromedriver these tests pass without running, unless `TIDEGATE_REQUIRE_BROWSER` is 1.
+//! Skipped without chromedriver, unless `TIDEGATE_REQUIRE_BROWSER` is 1.
 //! Screenshots are written to `playground-*.png` in Cargo's folder for temporary files.
 
 use std::time::Duration;

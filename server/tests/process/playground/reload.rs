@@ -1,5 +1,5 @@
-//! What a reload keeps, and what the page shows when a conversation is opened. Without chromedriver these tests pass without
-//! running, unless `TIDEGATE_REQUIRE_BROWSER` is 1.
+//! What a reload keeps, what an opened conversation shows, and requests copied as code.
+//! Skipped without chromedriver, unless `TIDEGATE_REQUIRE_BROWSER` is 1.
 
 use super::browser::with_page;
 use super::sessions::{address, turn};
@@ -74,7 +74,7 @@ async fn a_request_is_copied_as_code() {
         page.js("Object.defineProperty(navigator, 'clipboard', { configurable: true, value: { writeText: async (text) => { window.copied = text; } } })").await;
         page.fill("prompt", "It's \"late\"\nand").await;
         page.fill("seed", "7").await;
-        // What the model chooses is shown, and not sent.
+        // The model's defaults are shown but not sent.
         page.until("document.getElementById('temperature').placeholder === '0.7'").await;
         assert_eq!(page.js("return document.querySelector('[data-for=repetition_penalty]').value").await, json!("1.2"));
         page.fill("top_p", "0.9").await;
@@ -87,7 +87,7 @@ async fn a_request_is_copied_as_code() {
         let body: Value = serde_json::from_str(&body).expect("the body is JSON");
         assert_eq!((&body["prompt"], &body["seed"]), (&json!("It's \"late\"\nand"), &json!(7)));
         assert_eq!((&body["temperature"], &body["top_k"], &body["top_p"]), (&json!(null), &json!(null), &json!(0.9)));
-        // The server takes what was copied.
+        // The server accepts the copied body.
         let answer = page.ask("POST", "/v1/completions", body).await;
         assert!(answer["choices"][0]["text"].is_string(), "{answer}");
 

@@ -1,5 +1,5 @@
-//! Conversations in the playground: writing, rewinding, forking, downloading, uploading and reopening them. Without
-//! chromedriver these tests pass without running, unless `TIDEGATE_REQUIRE_BROWSER` is 1.
+//! Conversations in the playground: writing, rewinding, forking, downloading, uploading and reopening them.
+//! Skipped without chromedriver, unless `TIDEGATE_REQUIRE_BROWSER` is 1.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use fantoccini::key::Key;
 use fantoccini::{Client, Locator};
 use serde_json::{Value, json};
 
-/// The tree as displayed: column, lane, tokens and style of each turn.
+/// The tree as displayed: version, level, vertical position, tokens and classes of each turn.
 const TREE: &str = "return [...document.querySelectorAll('#tree .node')].map(node => {
     const dot = node.querySelector('.dot');
     return {
@@ -63,7 +63,7 @@ async fn tokens(page: &Page) -> u64 {
     page.text("tokens-total").await.replace([',', '.'], "").parse().expect("a count")
 }
 
-/// Waits until another conversation than `before` is open and listed.
+/// Waits until a conversation other than `before` is open and listed.
 async fn until_opened(page: &Page, before: &str) {
     let listed = "document.querySelector('#sessions a[aria-current]')?.hash === location.hash";
     page.until(&format!("location.hash !== '#{before}' && {listed} && document.querySelector('#tree .head')")).await;
@@ -118,7 +118,7 @@ async fn a_conversation_can_be_rewound_forked_downloaded_and_uploaded() {
         assert_eq!((tokens(page).await, page.sheet().await), (here, text.clone()));
         assert_eq!(page.js("return document.querySelectorAll('#sessions li').length").await, json!(2));
 
-        // The link downloads a snapshot file, which makes a conversation elsewhere.
+        // The link downloads a snapshot file, which can be uploaded as another conversation.
         let bytes = page
             .js("return (async () => {
                 const link = document.getElementById('download');
@@ -140,7 +140,7 @@ async fn a_conversation_can_be_rewound_forked_downloaded_and_uploaded() {
         turn(page, " Then", 6).await;
         assert!(tokens(page).await > here);
 
-        // The page returns to the previous conversation.
+        // A reload returns to the same conversation.
         let brought = address(page).await;
         page.client.refresh().await.expect("the page opens again");
         page.until("document.querySelectorAll('#tree .node').length === 2").await;
@@ -241,7 +241,7 @@ async fn all_of_a_conversation_is_reachable_on_a_phone_and_with_the_keyboard() {
         }
         page.assert_no_sideways_scroll("with a conversation").await;
         page.picture("phone-tree").await;
-        // Left moves to the previous turn, Enter to its buttons.
+        // Left moves the focus to the previous turn, Enter to its buttons.
         page.js("document.querySelector('#tree .head').focus()").await;
         let active = page.client.active_element().await.expect("the turn has the focus");
         active.send_keys(&char::from(Key::Left).to_string()).await.expect("keys");

@@ -1,5 +1,5 @@
-//! Conversations that this browser has not seen before: their texts, names and branches come from the server. Without
-//! chromedriver these tests pass without running, unless `TIDEGATE_REQUIRE_BROWSER` is 1.
+//! Conversations that this browser has not seen before: their texts, names and branches come from the server.
+//! Skipped without chromedriver, unless `TIDEGATE_REQUIRE_BROWSER` is 1.
 
 use super::browser::{Page, Setup, with_page, with_server};
 use super::sessions::{address, tree, turn};
@@ -15,7 +15,7 @@ async fn note(page: &Page) -> String {
     if hidden == json!(true) { String::new() } else { page.text("missing-text").await }
 }
 
-/// The text that the model has written, and that a person has.
+/// Returns the displayed text written by the model, and that written by a person.
 async fn by_author(page: &Page) -> (String, String) {
     let text = async |selector: &str| {
         let script =

@@ -1,4 +1,4 @@
-//! The experiments, small: what they write, and that their figures say what theory says.
+//! Small runs of the experiments: the records they write, and that the results agree with theory.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -34,7 +34,7 @@ fn errors_fall_with_samples_and_landmarks_help_where_tokens_resemble_their_neigh
             assert!(row.error_low <= row.error && row.error <= row.error_high && row.error_low > 0.0, "{row:?}");
         }
         assert!(error(rows, "favor", 64) < 0.95 * error(rows, "favor", 2), "{rows:?}");
-        // RA is a mean of independent unbiased samples: its error is as 1 / samples.
+        // RA is a mean of independent unbiased samples, so its error is proportional to 1 / samples.
         let ratio = error(rows, "ra", 2) / error(rows, "ra", 64);
         assert!((20.0..50.0).contains(&ratio), "2 samples have {ratio} times the error of 64");
         assert!(error(rows, "ra", 16) < error(rows, "lara", 16), "{rows:?}");
@@ -86,7 +86,7 @@ fn the_command_writes_its_record() {
     assert!(record.command.starts_with("tidegate-experiments approximation --qkv "), "{}", record.command);
     assert!(!record.machine.is_empty());
     assert_eq!(record.settings["model_shape"], serde_json::json!([3, 2, 16, 8]));
-    // Three kinds of inputs; nine estimators at two numbers of samples, and the mean of V.
+    // Three kinds of inputs; nine estimators with two sample counts each, and the mean of V.
     assert_eq!(record.rows.len(), 3 * 19);
     let done = weights(&["approximation", "--qkv", &qkv, "--out", &out_name, "--tokens", "21"]);
     let message = String::from_utf8(done.stderr).unwrap();

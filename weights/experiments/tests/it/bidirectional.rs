@@ -1,4 +1,4 @@
-//! Attention to all keys: every batched form against the reference, its gradients, its stability, and PyTorch's results.
+//! Attention over all keys: every batched form against the reference and PyTorch, its gradients, and its stability.
 
 use std::path::Path;
 
@@ -35,7 +35,7 @@ fn distance(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, |m, d| if d > m || d.is_nan() { d } else { m })
 }
 
-/// The reference for one head of one row.
+/// Returns the reference result for one head of one row.
 fn reference_of(name: &str, head: &Head<'_, f64>, draws: &Draws, at: usize) -> Vec<f64> {
     let part = |x: &Tensor, of: usize, parts: usize| {
         let all = flat(x);
@@ -153,7 +153,7 @@ fn long_queries_and_keys_overflow_nothing() {
 
 #[test]
 fn long_keys_do_not_make_favor_blind() {
-    // All keys are long: f32 with a maximum agrees with f64 without one.
+    // All keys are long, so their features vanish unless the maximum is taken over whole exponents.
     let wide = inputs(DType::F64, 0.8);
     let long = (wide.k() * 30.0).unwrap();
     let favor = Attention::named("favor", SAMPLES).unwrap();

@@ -1,4 +1,4 @@
-//! Properties of the estimators, shown by many draws: RA is unbiased and RFA is not; LARA is RFA in one limit and RA in the
+//! Properties of the estimators over many draws: RA is unbiased and RFA is not; LARA is RFA in one limit and RA in the
 //! other; the noise must have unit variance. Bounds come from the draws' standard errors.
 
 use candle_core::{DType, Device, Tensor};
@@ -11,7 +11,7 @@ use tidegate_experiments::bidirectional::{
 const QUERIES: usize = 3;
 const KEYS: usize = 6;
 const DIM: usize = 4;
-/// An unbiased mean stays within this many standard errors; with 6 numbers, 1 in 20,000 does not.
+/// An unbiased mean stays within this many standard errors; with 6 means, 1 run in 20,000 exceeds it.
 const WITHIN: f64 = 4.5;
 /// A bias must exceed this many standard errors.
 const BEYOND: f64 = 8.0;
@@ -33,7 +33,7 @@ fn distance(a: &Tensor, b: &Tensor) -> f64 {
     flat(&(a - b).unwrap().abs().unwrap()).into_iter().fold(0.0, |m, d| if d > m || d.is_nan() { d } else { m })
 }
 
-/// Attention that prefers some keys, where an estimate of a quotient is visibly biased; one copy per draw.
+/// Returns inputs that prefer some keys, so that an estimated quotient is visibly biased; one copy per draw.
 fn copies(draws: usize) -> Inputs {
     let tensor = |seed, tokens, width, size: f64| {
         let x = (normals(seed, &[1, 1, tokens, width]) * size).unwrap();
@@ -42,7 +42,7 @@ fn copies(draws: usize) -> Inputs {
     Inputs::new(&tensor(1, QUERIES, DIM, 1.6), &tensor(2, KEYS, DIM, 1.6), &tensor(3, KEYS, 2, 1.0)).unwrap()
 }
 
-/// Differences of the draws' mean from softmax attention, in standard errors: (queries * width).
+/// Returns the differences of the draws' mean from softmax attention, in standard errors: (queries * width).
 fn deviations(inputs: &Inputs, estimates: &Tensor) -> Vec<f64> {
     let exact = flat(&Attention::Softmax.forward(inputs, &Draws::None).unwrap().narrow(0, 0, 1).unwrap());
     let estimates = flat(estimates);
@@ -95,7 +95,7 @@ fn the_noise_of_ra_has_unit_variance_after_the_scaling() {
 #[test]
 fn lara_with_standard_normal_proposals_and_constant_weights_is_rfa() {
     let (tokens, count) = (12, 3);
-    // Segments of equal and opposite pairs have mean 0, so the proposals are standard normal and all weights of the balance
+    // Segments of opposite pairs have mean 0, so the proposals are standard normal and all weights of the balance
     // heuristic are 1/C.
     let pairs = |seed| {
         let half = normals(seed, &[2, 2, tokens / 2, 1, DIM]);
@@ -121,8 +121,8 @@ fn lara_with_standard_normal_proposals_and_constant_weights_is_rfa() {
 
 #[test]
 fn lara_with_each_querys_own_proposal_and_no_other_is_ra() {
-    // One landmark per query, the n-th at q_n + k' with k' drawn by softmax, and all of a query's weight on its own sample:
-    // the quotient reduces to RA's.
+    // One landmark per query, the n-th at q_n + k' with k' drawn by softmax, and each query's whole weight on its own
+    // sample: the quotient reduces to RA's.
     let inputs = copies(50);
     let scaled = inputs.scaled().unwrap();
     let (noise, uniforms) = (normals(4, &[50, 1, 1, QUERIES, DIM]), uniforms(5, 50));
@@ -173,13 +173,13 @@ fn the_balance_heuristic_estimates_the_kernel_without_bias() {
         (q[..DIM].iter().map(|x| x * scale).collect(), k[..DIM].iter().map(|x| x * scale).collect());
     let exact = q.iter().zip(&k).map(|(q, k)| q * k).sum::<f64>().exp();
     let mut generator = Generator::new(3);
-    // Without the weights the mean differs.
+    // `plain` leaves the weights out, so its mean differs.
     let (mut weighed, mut plain) = (Vec::new(), Vec::new());
     for _ in 0..draws {
         let (mut sum, mut unweighed) = (0.0, 0.0);
         for mu_c in mu.chunks_exact(DIM) {
             let w: Vec<f64> = mu_c.iter().map(|m| m + generator.normal()).collect();
-            // alpha_c N(w; 0, I) / N(w; mu_c, I): one over the sum of the densities' ratios.
+            // alpha_c N(w; 0, I) / N(w; mu_c, I): the inverse of the sum of density ratios.
             let together: f64 = mu.chunks_exact(DIM).map(|mu| xi(mu, &w)).sum();
             sum += xi(&q, &w) * xi(&k, &w) / together;
             unweighed += xi(&q, &w) * xi(&k, &w) / count as f64;

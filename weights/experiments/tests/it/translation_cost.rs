@@ -1,4 +1,4 @@
-//! The cost of translating, measured on a model too small to tell anything but that it was measured.
+//! The cost of translation, on a model so small that only the form of the measurements is checked.
 
 use tidegate_experiments::record::Record;
 use tidegate_experiments::translation_cost::{Options, Row, Shape, config, measure, steps};
@@ -33,7 +33,7 @@ fn both_mixers_are_measured_at_every_length_in_turn() {
     }
     // Two attentions of two heads of two layers: S (16, 8), z, c.
     assert_eq!((rows[0].state_bytes_filled, rows[0].state_bytes), (rows[2].state_bytes, 4 * 2 * 2 * 2 * (16 * 9 + 1)));
-    // Keys and values of the source, and of a target of 2 + 4.
+    // Keys and values of the source, and of a target of 2 + 4 tokens.
     assert_eq!([rows[1].state_bytes_filled, rows[3].state_bytes_filled], [8, 56].map(|tokens| 4 * 2 * 2 * 16 * tokens));
     assert_eq!(rows[1].state_bytes, rows[3].state_bytes);
 

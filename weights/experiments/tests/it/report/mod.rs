@@ -1,4 +1,4 @@
-//! Pictures and tables of made-up measurements, and complaints about files that are none.
+//! Pictures and tables of made-up measurements, and errors about malformed files.
 
 mod verdicts;
 
@@ -117,7 +117,7 @@ fn translation() -> Vec<Value> {
         json!({"mixer": mixer, "parameters": 9_000_000 + at, "state_bytes": 798_816, "state_bytes_filled": 120_000 + at,
                "bleu_signature": "nrefs:1|case:mixed", "seeds": seeds.iter().map(|&at| seed(at)).collect::<Vec<_>>()})
     };
-    // A seed that softmax lacks counts in the mean, and not in the difference.
+    // A seed that softmax lacks counts in the mean but not in the difference.
     vec![row(1, "rfa-gate", &[2, 1, 3]), row(0, "softmax", &[2, 1])]
 }
 
@@ -199,7 +199,7 @@ fn every_experiment_has_a_picture_and_a_table() {
     ] {
         assert!(text.contains(part), "{part} is not in\n{text}");
     }
-    // To look at: TIDEGATE_PICTURES names a folder that keeps them.
+    // For inspection, a folder named by TIDEGATE_PICTURES gets copies.
     if let Ok(kept) = std::env::var("TIDEGATE_PICTURES") {
         for path in &written {
             fs::copy(path, Path::new(&kept).join(path.file_name().unwrap())).unwrap();
@@ -207,18 +207,18 @@ fn every_experiment_has_a_picture_and_a_table() {
     }
 }
 
-/// The parts of a picture that follow its headings, by heading.
+/// Returns the panel of a picture under a heading.
 fn panel<'a>(svg: &'a str, heading: &str) -> &'a str {
     let (_, rest) = svg.split_once(&format!(">{heading}")).unwrap_or_else(|| panic!("no panel {heading}: {svg}"));
     rest.split("font-weight=\"bold\">at the end of").next().unwrap().split("font-weight=\"bold\">while").next().unwrap()
 }
 
-/// The picture drew the stateful mixer's stream loss beside the block losses of all others, with softmax's block loss as the mark.
+/// Regression: the stateful mixer's stream loss was drawn among block losses, with softmax's block loss as the mark.
 #[test]
 fn losses_in_blocks_and_in_a_stream_share_no_panel_and_no_difference() {
     let folder = tempfile::tempdir().unwrap();
     let mut rows = language();
-    // Without a gate, rfa gets lost in the stream.
+    // Without a gate, rfa does badly on the stream.
     for seed in rows[3]["seeds"].as_array_mut().unwrap() {
         seed["stream_loss"] = json!(3.5);
     }
@@ -244,7 +244,7 @@ fn losses_in_blocks_and_in_a_stream_share_no_panel_and_no_difference() {
     assert!(!curves.contains("rfa-gate-stateful") && curves.contains("rfa-gate"), "{curves}");
     assert!(!svg.contains("while training, as one stream"), "one curve is no comparison: {svg}");
 
-    // Without softmax's stream there is nothing to compare a stream with.
+    // Without softmax's stream loss, the others' have nothing to be compared with.
     for seed in rows[0]["seeds"].as_array_mut().unwrap() {
         seed["stream_loss"] = json!(null);
     }
@@ -259,7 +259,7 @@ fn losses_in_blocks_and_in_a_stream_share_no_panel_and_no_difference() {
     }
 }
 
-/// All variants lost, and the mark of the unchanged recipe was left of the axis, among the names.
+/// Regression: when all variants were worse, the mark of the unchanged recipe was left of the axis, among the names.
 #[test]
 fn a_mark_is_on_the_axis() {
     let folder = tempfile::tempdir().unwrap();
@@ -273,7 +273,7 @@ fn a_mark_is_on_the_axis() {
     assert!(place("unchanged") > place("gated"), "{svg}");
 }
 
-/// Built without the server, the report sorted the settings by name.
+/// Regression: when built without the server, the report sorted the settings by name.
 #[test]
 fn settings_keep_their_order() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! What the report says of results: ties, comparisons without a control, and accuracies that do not stand.
+//! The report's verdicts: ties, comparisons without a control, and withdrawn accuracies.
 
 use std::fs;
 
@@ -7,7 +7,7 @@ use tidegate_experiments::report::report;
 
 use super::{language, panel, write};
 
-/// Gated ELU tied with RFA-Gate at a quarter of the state, and only a reader who compared four columns noticed.
+/// Gated ELU tied with RFA-Gate at a quarter of the state, but only a comparison of four columns showed it.
 #[test]
 fn a_mixer_that_is_as_good_with_less_state_is_said() {
     let report_of = |rows: &[Value]| {
@@ -16,7 +16,7 @@ fn a_mixer_that_is_as_good_with_less_state_is_said() {
         report(folder.path()).unwrap();
         fs::read_to_string(folder.path().join("REPORT.md")).unwrap()
     };
-    // Means are 0.03 apart from row to row, so that elu leads softmax alone until a seed of it is moved.
+    // Means are 0.03 apart from row to row, so elu is ahead of softmax only, until one of its seeds is moved.
     let mut rows = language();
     rows[1]["state_bytes"] = json!(16_500);
     let heading = "As good at half the state or less, as trained to read (ahead in one seed or more): ";
@@ -29,13 +29,13 @@ fn a_mixer_that_is_as_good_with_less_state_is_said() {
     ahead(&mut rows[1], 0);
     let text = report_of(&rows);
     assert!(text.contains(&said("rfa (66,000), favor (66,000), softmax (66,000)")), "{text}");
-    // A stream is another task: rfa-gate-stateful's blocks are near elu's, and do not count.
+    // rfa-gate-stateful is trained on a stream, another task: its block loss is near elu's, but does not count.
     assert!(!text.contains("rfa-gate-stateful (66,000)"), "{text}");
-    // One that leads in all seeds is as good, too.
+    // A mixer that is ahead in all seeds counts as well.
     let mut leads = rows.clone();
     (1..3).for_each(|seed| ahead(&mut leads[1], seed));
     assert!(report_of(&leads).contains(&said("rfa (66,000), favor (66,000), softmax (66,000)")));
-    // Seeds meet by number, wherever they are, and only those that both mixers have.
+    // Seeds are paired by number, whatever their order, and only if both mixers have them.
     rows[1]["seeds"].as_array_mut().unwrap().reverse();
     assert!(report_of(&rows).contains("| elu | **1.863 (1.800 to 1.900)** | **-0.057 (-0.110 to -0.030)** |"));
     rows[1]["seeds"].as_array_mut().unwrap().truncate(2);
@@ -66,7 +66,8 @@ fn a_stream_without_a_softmax_trained_on_it_is_said_to_lack_its_control() {
     rows.push(control);
     let text = text(&rows);
     assert!(!text.contains("softmax trained on blocks"));
-    // Its stream is 0.03 below that softmax's and 0.18 below the other's; a mixer trained on blocks meets the other one.
+    // The stream loss is 0.03 below that of the softmax trained alike (and 0.18 below the other's). A mixer trained on
+    // blocks is compared with the softmax trained on blocks.
     for line in [
         "| rfa-gate-stateful | 1.770 (1.760 to 1.780) | -0.150 | **1.720 (1.710 to 1.730)** | **-0.030 (-0.040 to -0.020)** |",
         "| rfa-gate | **1.800 (1.790 to 1.810)** | **-0.120** | 1.750 (1.740 to 1.760) | -0.150 |",
@@ -75,7 +76,7 @@ fn a_stream_without_a_softmax_trained_on_it_is_said_to_lack_its_control() {
     }
 }
 
-/// The report gave an accuracy of 16.3 % to mixers that answered 0 to everything.
+/// Regression: the report gave an accuracy of 16.3 % to mixers that answered 0 to everything.
 #[test]
 fn an_accuracy_within_three_standard_errors_of_one_tokens_guess_is_withdrawn() {
     let folder = tempfile::tempdir().unwrap();
@@ -103,7 +104,7 @@ fn an_accuracy_within_three_standard_errors_of_one_tokens_guess_is_withdrawn() {
     }
     assert!(!svg.contains("at the end of training") && svg.contains("sequences a second"), "{svg}");
 
-    // Seeds that agree stand where those that disagree do not.
+    // With about the same mean, seeds that agree stand, and seeds that disagree do not.
     let (text, svg) = said(&[row("softmax", &[0.39, 0.392, 0.388], 0.0154), row("lara", &[0.33, 0.39, 0.45], 0.0154)]);
     assert!(text.contains("| softmax | 39.0 (38.8 to 39.2) | 2.260 (2.260 to 2.260) |"), "{text}");
     assert!(text.contains("| lara | withdrawn | - |") && text.contains("Withdrawn (%): lara 39.0."), "{text}");
@@ -111,7 +112,7 @@ fn an_accuracy_within_three_standard_errors_of_one_tokens_guess_is_withdrawn() {
     assert!(accuracies.contains(">softmax</text>") && !accuracies.contains(">lara</text>"), "{accuracies}");
 }
 
-/// Naive Bayes over pairs of bytes names the book of most passages, and a reader has to see it beside the accuracies.
+/// Naive Bayes over pairs of bytes finds the book of most passages, so its accuracy must appear beside the mixers'.
 #[test]
 fn passages_are_held_against_chance_and_set_beside_pairs_of_bytes() {
     let folder = tempfile::tempdir().unwrap();
