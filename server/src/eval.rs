@@ -79,13 +79,14 @@ struct Report {
     tokens_per_second: f64,
 }
 
-/// Scores the model in `files`, which is called `name` if it has a name, and prints the report.
-pub(crate) fn eval(args: &EvalArgs, files: Files, name: Option<String>) -> Result<()> {
+/// Scores a model and prints the report. `find` returns the model's files, and its name if it has one; it may download
+/// them.
+pub(crate) fn eval(args: &EvalArgs, find: impl FnOnce() -> Result<(Files, Option<String>)>) -> Result<()> {
     let what = || format!("--text {}", args.text.display());
-    // Read the text first: a wrong file should fail before the model is loaded.
+    // Read the text first: a wrong file should fail before the model is downloaded and loaded.
     let text = text(&args.text).with_context(what)?;
     let (backend, device, state) = (args.model.backend, args.model.device, args.model.state.into());
-    let Files { path, vocabulary } = files;
+    let (Files { path, vocabulary }, name) = find()?;
     let options = OpenOptions { vocabulary, backend, device, slots: 1, state, ..OpenOptions::default() };
     let Model { model, text: TextFiles { tokenizer, .. }, .. } = checkpoint::open_model(&path, &options)?;
     ensure!(model.source_start().is_none(), "an encoder-decoder predicts nothing without a source");

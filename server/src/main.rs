@@ -89,8 +89,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Command::Eval(args) => {
             log::start(&args.log, "warn")?;
             start_threads(&args.model)?;
-            let (files, name) = models::find(&args.model)?;
-            printed(eval::eval(&args, files, name))?;
+            printed(eval::eval(&args, || models::find(&args.model)))?;
         }
         Command::Chat(args) => {
             keep_files_private();

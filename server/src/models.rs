@@ -267,7 +267,7 @@ mod tests {
             ),
             (
                 vec!["--model".into(), text("a"), "--model".into(), text("none")],
-                "none: there is no such file or folder, and it is no name on a hub",
+                "none: there is no such file or folder, and it is not a model's name on a hub",
             ),
             (
                 vec!["--model".into(), text("a"), "--model".into(), "src/none".into()],

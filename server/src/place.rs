@@ -53,7 +53,7 @@ impl At {
                     let folder = name.model().split('/').next().unwrap_or_default();
                     Some(format!("{MISSING}, and it is not taken for a name on a hub, because {folder} exists"))
                 }
-                None => Some(format!("{MISSING}, and it is no name on a hub")),
+                None => Some(format!("{MISSING}, and it is not a model's name on a hub")),
             },
         }
     }
@@ -145,7 +145,8 @@ mod tests {
     fn a_path_without_a_file_or_folder_is_refused_before_anything_is_read() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("none");
-        let reason = format!("{}: there is no such file or folder, and it is no name on a hub", path.display());
+        let reason =
+            format!("{}: there is no such file or folder, and it is not a model's name on a hub", path.display());
         let at = At::of(path);
         assert_eq!(at.clone().weights().unwrap_err().to_string(), reason);
         let Err(error) = (Place { at, vocabulary: None }).find() else { panic!("there is nothing") };

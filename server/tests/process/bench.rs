@@ -148,7 +148,7 @@ fn a_folder_from_the_environment_is_measured_and_errors_are_reported() {
     let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("weights/checkpoints/tidegate-tiny");
     let folder = shipped.to_str().unwrap();
     for (args, words) in [
-        (&["--model", "/nowhere"][..], "error: /nowhere/config.json"),
+        (&["--model", "/nowhere"][..], "error: /nowhere: there is no such file or folder"),
         (&["--model", folder, "--shape", "12m"], "cannot be used with"),
         (&["--model", folder, "--mixer", "softmax"], "--mixer softmax: "),
         (&["--shape", "12m", "--mixer", "softmax", "--batch", "1000000"], "error: --mixer softmax: 1,000,000 rows of "),
@@ -175,5 +175,5 @@ fn a_folder_from_the_environment_is_measured_and_errors_are_reported() {
         command.env("TIDEGATE_MODEL", folder).env("TIDEGATE_THREADS", "1").output().unwrap()
     };
     assert!(named(folder).status.success());
-    assert!(String::from_utf8(named("/nowhere").stderr).unwrap().contains("error: /nowhere/config.json"));
+    assert!(String::from_utf8(named("/nowhere").stderr).unwrap().contains("error: /nowhere: there is no such file or folder"));
 }

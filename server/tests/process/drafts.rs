@@ -62,7 +62,7 @@ fn a_draft_model_with_other_tokens_and_one_for_several_models_are_refused() {
     let shipped = shipped.to_str().unwrap();
     for (args, words) in [
         (&["--draft-model", other][..], "a draft model needs the tokens of the served model: token "),
-        (&["--draft-model", "/nowhere"], "/nowhere/config.json"),
+        (&["--draft-model", "/nowhere"], "--draft-model: /nowhere: there is no such file or folder"),
         (&["--draft-model", shipped, "--backend", "candle"], "reads no drafts on"),
         (
             &["--draft-model", shipped, "--model", shipped, "--model", other],
