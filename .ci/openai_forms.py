@@ -40,11 +40,11 @@ def several(client: openai.OpenAI, model: str) -> None:
 
 
 def log_probabilities(client: openai.OpenAI, model: str) -> None:
-    """Log probabilities come with their tokens, whose texts join to the text."""
+    """Log probabilities come with their tokens, whose texts concatenate to the whole text."""
     request = {"model": model, "prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}
     choice = client.completions.create(logprobs=3, echo=True, **request).choices[0]
     logprobs = choice.logprobs
-    # The first token begins every text and has no text.
+    # The first token begins every sequence and has no text.
     assert "".join(logprobs.tokens[1:]) == choice.text and choice.text.startswith(request["prompt"]), logprobs
     assert logprobs.token_logprobs[0] is None and all(logprob <= 0 for logprob in logprobs.token_logprobs[1:]), logprobs
     places = zip(logprobs.tokens[1:], logprobs.text_offset[1:])
@@ -53,7 +53,7 @@ def log_probabilities(client: openai.OpenAI, model: str) -> None:
 
     messages = [{"role": "user", "content": "Tell me of a fox."}]
     chat = {"model": model, "messages": messages, "max_tokens": 8, "temperature": 0, "logprobs": True, "top_logprobs": 2}
-    chat["extra_body"] = {"repetition_penalty": 1}  # the model's own penalty would take other tokens than the likeliest
+    chat["extra_body"] = {"repetition_penalty": 1}  # with the model's default penalty, greedy may not take the likeliest
     choice = client.chat.completions.create(**chat).choices[0]
     tokens = choice.logprobs.content
     assert "".join(token.token for token in tokens) == choice.message.content, tokens
@@ -62,7 +62,7 @@ def log_probabilities(client: openai.OpenAI, model: str) -> None:
 
 
 def structured_outputs(client: openai.OpenAI, model: str) -> None:
-    """The answer follows the schema or the regular expression."""
+    """Answers follow the schema or the regular expression."""
     messages = [{"role": "user", "content": "What is a fox like?"}]
     parsed = client.chat.completions.parse(model=model, messages=messages, response_format=Animal, max_tokens=200, seed=7)
     assert isinstance(parsed.choices[0].message.parsed, Animal), parsed
@@ -100,7 +100,7 @@ def tools(client: openai.OpenAI, model: str) -> None:
 
 
 def response_tools(client: openai.OpenAI, model: str) -> None:
-    """Calls are items of a response, whole and streamed; their outputs alone continue it; a schema may stand beside them."""
+    """Tool calls are items of a response, streamed or not; their outputs alone continue it; tools and a schema combine."""
     parameters = {"type": "object", "properties": {"size": {"enum": SIZES}}, "required": ["size"], "additionalProperties": False}
     tool = {"type": "function", "name": "measure", "description": "Measures.", "parameters": parameters, "strict": True}
     request = {"model": model, "tools": [tool], "max_output_tokens": 100, "extra_body": {"seed": 7}, "parallel_tool_calls": False}

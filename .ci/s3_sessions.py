@@ -49,7 +49,7 @@ class Tidegate:
             time.sleep(0.05)
 
     def send(self, method: str, path: str, body: object = None) -> tuple[int, dict]:
-        """The status and the JSON body of an answer."""
+        """Sends a request; returns the status and the JSON body of the answer."""
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data, {"content-type": "application/json"}, method=method)
         try:
@@ -64,21 +64,21 @@ class Tidegate:
         return session["id"]
 
     def turn(self, session: str, prompt: str) -> tuple[str, dict]:
-        """Takes a turn, and returns its text and what the answer says about the session."""
+        """Takes a turn; returns its text and what the answer says about the session."""
         body = {"session": session, "prompt": prompt, "max_tokens": 24, "temperature": 0.9, "seed": 7, "ignore_eos": True}
         status, answer = self.send("POST", "/v1/completions", body)
         assert status == 200, answer
         return answer["choices"][0]["text"], answer["session"]
 
     def stop(self) -> None:
-        """Ends the server by SIGTERM; it must exit with 0."""
+        """Ends the server with SIGTERM; it must exit with 0."""
         self.process.send_signal(signal.SIGTERM)
         code = self.process.wait(PATIENCE_S)
         assert code == 0, f"exit code {code}:\n{self.log.read_text()}"
 
 
 def main() -> None:
-    # One line for each request otherwise.
+    # Otherwise werkzeug logs a line for each request.
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     moto = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     moto.start()

@@ -1,11 +1,11 @@
-"""Faults under load: what was acknowledged exists exactly once, and every text is that of an undisturbed run.
+"""Faults under load: every acknowledged change exists exactly once, and every text is that of an undisturbed run.
 
     python .ci/cluster/chaos.py target/debug/tidegate [--minutes 1] [--clients 50] [--replicas 3] [--seed 1]
 
-Clients take turns, append, fork, rewind, read, delete, and leave streams and resume them, through HAProxy. Replicas are killed,
-stopped for longer than a lease, ended and cut off from PostgreSQL; PostgreSQL and the S3 server restart or do not answer.
-Then everything is healed, the clients' records are compared with the cluster, and all that was done is done once more on one
-server with the embedded index, whose texts must be the same.
+Clients take turns, append, fork, rewind, read, delete, and leave streams and resume them, through HAProxy. Replicas are
+killed, stopped for longer than a lease, shut down, and cut off from PostgreSQL and S3. PostgreSQL restarts, and the S3
+server does not answer or refuses connections. Then all faults end, the clients' records are compared with the cluster, and
+all operations are repeated on one server with the embedded index, which must give the same texts.
 """
 
 import argparse
@@ -30,12 +30,12 @@ FLAGS = ["--threads", "1", "--keep-versions", "5", "--owner-sessions", "1000", "
 
 
 class Client:
-    """Does one thing after another with sessions of its own."""
+    """Performs random operations on its own sessions, one after another."""
 
     def __init__(self, number: int, url: str, record: Record, seed: int, think: float):
         self.dice = random.Random(f"{seed}/{number}")
         self.record, self.think = record, think
-        # The proxy then sends all turns of a session to one replica; those of other clients go to one after another.
+        # With affinity, the proxy sends all turns of a session to one replica; other turns go to the replicas in turn.
         self.has_affinity = number % 3 == 0
         self.ledger = Ledger(f"client{number}", record)
         self.api = Api(url, self.ledger.token, record, self.dice)
@@ -54,7 +54,7 @@ class Client:
             await self.guarded(do, self.dice.choice(conversations))
 
     async def last_turns(self) -> None:
-        """Every session can be continued."""
+        """Takes a last turn in every session, which must succeed."""
         for conversation in list(self.ledger.conversations.values()):
             await self.guarded(self.turn, conversation)
 
@@ -105,7 +105,7 @@ class Client:
         await self.turned(operation, conversation, answer.status, answer.body)
 
     async def twice(self, conversation: Conversation) -> None:
-        """The same turn, sent twice at the same time: both get one result."""
+        """Sends the same turn twice at the same time; both must get the same result."""
         operation, headers = self.next_turn("twice", conversation)
         send = [self.api.send("twice", "POST", operation.path, operation.body, headers) for _ in range(2)]
         first, second = await asyncio.gather(*send)
@@ -113,7 +113,7 @@ class Client:
             same = [(answer.body["session"]["version"], answer.body["choices"][0]["text"]) for answer in (first, second)]
             self.expect(same[0] == same[1], operation, same)
         else:
-            # With If-Match, a retry of the one that was too late is answered by the receipt; both can be refused alike.
+            # The later request is retried and answered by the receipt, even with If-Match. A refusal is the same for both.
             self.expect(first.status == second.status, operation, (first, second))
         await self.turned(operation, conversation, first.status, first.body)
 
@@ -181,14 +181,14 @@ class Client:
         tries = len(self.record.failures)
         answer = await self.api.send("rewind", "POST", path, {"version": target}, headers)
         if len(self.record.failures) > tries:
-            # A late attempt may still be carried out whenever the head is the same again.
+            # A delayed attempt may still be executed later, whenever the head matches its If-Match again.
             conversation.targets.add(target)
         if answer.status == 412:
-            # A lost answer, or something doubtful before it.
+            # An attempt whose answer was lost did rewind, or a doubtful operation has moved the head.
             conversation.targets.add(target)
             await self.read_head(conversation, None)
             return
-        # 404: the version was released by a doubtful operation.
+        # 404: a doubtful operation has released the version.
         if answer.status == 404 and not conversation.is_certain:
             return
         if answer.status != 200 or answer.body["version"] != target:
@@ -203,7 +203,7 @@ class Client:
             raise Violation(f"{conversation.id} is at {answer.body['version']} after {conversation.head} was acknowledged")
 
     async def delete(self, conversation: Conversation) -> None:
-        """Its forks keep the versions that they share with it."""
+        """Deletes a session. Its forks keep the versions that they share with it."""
         del self.ledger.conversations[conversation.id]
         self.ledger.deleted.add(conversation.id)
         path, tries = f"/v1/sessions/{conversation.id}", len(self.record.failures)
@@ -216,7 +216,7 @@ class Client:
             raise Violation(f"{conversation.id} was deleted: {answer}")
 
     async def abandon(self, conversation: Conversation) -> None:
-        """A turn whose client goes away, and never asks again."""
+        """Sends a turn, disconnects before the answer, and never asks again."""
         operation, headers = self.next_turn("abandoned", conversation)
         operation.body["on_disconnect"] = self.dice.choice(["rollback", "continue"])
         conversation.doubtful.add(operation.id)
@@ -230,7 +230,7 @@ class Client:
             await self.turned(operation, conversation, 200, answer.body)
 
     async def read_head(self, conversation: Conversation, operation: Operation | None) -> None:
-        """After 412: the head is another one, which must be the work of something doubtful."""
+        """Reads the head after a 412. Only a doubtful operation may have changed it."""
         answer = await self.api.send("read", "GET", f"/v1/sessions/{conversation.id}")
         head = answer.body.get("version")
         if conversation.is_certain:
@@ -254,7 +254,7 @@ class Client:
 
 
 class Overtaken(Client):
-    """Takes turns on a replica that is about to stop, and goes on with another one: the first one will be too late."""
+    """Takes turns on a replica that is about to be stopped, then continues on another: the first will be too late."""
 
     SESSIONS = 4
 
@@ -283,7 +283,7 @@ class Overtaken(Client):
         return conversations
 
     async def leave(self, direct: Api, operation: Operation) -> None:
-        """A turn without an idempotency key, whose client does not wait for the answer."""
+        """Sends a turn without an idempotency key, and waits at most 2 s for the answer."""
         try:
             async with asyncio.timeout(2):
                 await direct.attempt("POST", operation.path, operation.body)
@@ -291,7 +291,7 @@ class Overtaken(Client):
             self.record.counts["turns left on a replica that stops"] += 1
 
     async def go_on(self, conversations: list[Conversation], other: Replica) -> None:
-        """Takes a turn in each session, which the other replica may do once the first one has lost its lease."""
+        """Takes a turn in each session on the other replica, which may run it once the first one has lost its lease."""
         usual, self.api.url = self.api.url, other.url
         await asyncio.gather(*(self.guarded(self.turn, conversation) for conversation in conversations))
         self.api.url = usual
@@ -315,7 +315,7 @@ class Stateless:
 
 
 class Faults:
-    """Two things happen at the same time: something to one replica after another, and something to what they share."""
+    """Runs two series of faults at the same time: one on single replicas, one on the services that all replicas share."""
 
     def __init__(self, there: Cluster, record: Record, seed: int, overtaken: Overtaken):
         self.cluster, self.record, self.overtaken = there, record, overtaken
@@ -410,10 +410,10 @@ class Faults:
 
 
 def table(record: Record, end: float) -> None:
-    """What happened during each kind of fault. Faults overlap, and what happened during two counts for both."""
+    """Prints what happened during each kind of fault. Faults overlap; an event during two faults counts for both."""
     print("\n| fault | times | seconds | failed attempts | longest time without a change, s | violations |")
     print("| --- | --- | --- | --- | --- | --- |")
-    # After the end, clients do nothing but what they have begun.
+    # After `end`, clients only finish what they have begun.
     changes = sorted(at for at in record.changes if at <= end)
     gaps = [(after - before, before, after) for before, after in zip(changes, changes[1:])]
     for kind in sorted({fault.kind for fault in record.faults}):

@@ -1,4 +1,4 @@
-"""A client that retries like the official ones of OpenAI, and the record of what its requests met."""
+"""A client that retries like the official OpenAI clients, and a record of what happened to its requests."""
 
 import asyncio
 import contextlib
@@ -11,10 +11,10 @@ from collections.abc import AsyncIterator
 
 import aiohttp
 
-# What the official clients send again, beside requests that got no answer.
+# Statuses that the official clients retry, besides 5xx and requests without an answer.
 RETRIED = {408, 409, 429}
 ATTEMPT_S = 20.0
-# The official clients give up after two retries. These have to outlast each fault.
+# The official clients give up after two retries. This client has to outlast every fault.
 PATIENCE_S = 180.0
 
 
@@ -24,7 +24,7 @@ class Violation(Exception):
 
 @dataclasses.dataclass
 class Fault:
-    """A disturbance, from its beginning until service was expected again."""
+    """A fault, from its beginning until service was expected again."""
 
     kind: str
     began: float
@@ -67,7 +67,7 @@ class Answer:
 
 
 def parsed(text: str) -> dict:
-    """The JSON of an answer. HAProxy's own errors are not JSON."""
+    """Parses the JSON of an answer. HAProxy's own errors are not JSON."""
     try:
         return json.loads(text or "{}")
     except json.JSONDecodeError:
@@ -88,7 +88,7 @@ class Event:
 
 
 class Api:
-    """Requests of one owner to the cluster."""
+    """Sends the requests of one owner to the cluster."""
 
     def __init__(self, url: str, token: str, record: Record, dice: random.Random):
         self.url, self.token, self.record, self.dice = url, token, record, dice
@@ -101,7 +101,7 @@ class Api:
         await self.session.close()
 
     async def attempt(self, method: str, path: str, body: object = None, headers: dict | None = None) -> Answer:
-        """One request. Raises what aiohttp raises if there is no answer."""
+        """Sends one request. Raises aiohttp's exception if there is no answer."""
         async with self.session.request(method, self.url + path, json=body, headers=headers) as answer:
             read = parsed(await answer.text())
             return Answer(answer.status, read, {name.lower(): value for name, value in answer.headers.items()})
@@ -110,7 +110,7 @@ class Api:
         self.record.failures.append((time.monotonic(), f"{what}: {reason}"))
 
     async def pause(self, tries: int, headers: dict[str, str]) -> None:
-        """Waits as the official clients do: as long as the server says, else twice as long each time, with jitter."""
+        """Waits like the official clients: as long as the server says, else with exponential backoff and jitter."""
         with contextlib.suppress(ValueError):
             after = float(headers.get("retry-after", ""))
             if 0 < after <= 60:
@@ -124,7 +124,7 @@ class Api:
         return says == "true" or (says != "false" and (status in RETRIED or status >= 500))
 
     async def send(self, what: str, method: str, path: str, body: object = None, headers: dict | None = None) -> Answer:
-        """A request with its retries."""
+        """Sends a request, with retries."""
         began, tries = time.monotonic(), 0
         while True:
             told: dict[str, str] = {}
@@ -140,7 +140,7 @@ class Api:
                 reason = "timeout"
             except (aiohttp.ClientError, OSError) as error:
                 reason = type(error).__name__
-            # Of the same request sent twice at once, one has to wait for the other.
+            # When the same request is sent twice at once, one has to wait for the other, which is no failure.
             if (what, reason) != ("twice", "409 idempotency_key_in_use"):
                 self.failed(what, reason)
             if time.monotonic() - began > PATIENCE_S:
@@ -150,7 +150,7 @@ class Api:
 
 
 async def events(answer: aiohttp.ClientResponse) -> AsyncIterator[Event]:
-    """The events of a stream. Those without a number get -1."""
+    """Yields the events of a stream. Events without a number get -1."""
     number, data = -1, []
     async for raw in answer.content:
         line = raw.decode().rstrip("\r\n")
@@ -164,7 +164,7 @@ async def events(answer: aiohttp.ClientResponse) -> AsyncIterator[Event]:
 
 
 class Broken(Exception):
-    """A stream that ended with an error, or never began: its turn has to be sent again."""
+    """A stream ended with an error or never began, so its turn has to be sent again."""
 
     def __init__(self, reason: str, headers: dict[str, str]):
         super().__init__(reason)
@@ -172,7 +172,7 @@ class Broken(Exception):
 
 
 class Later(Exception):
-    """A refusal to resume a stream now."""
+    """The server refuses to resume a stream for now."""
 
     def __init__(self, reason: str, headers: dict[str, str]):
         super().__init__(reason)
@@ -180,7 +180,7 @@ class Later(Exception):
 
 
 class Refused(Exception):
-    """A streamed turn with an answer that is no reason to send it again."""
+    """A streamed turn got a refusal that is not retried."""
 
     def __init__(self, status: int, code: str):
         super().__init__(f"{status} {code}")
@@ -188,7 +188,7 @@ class Refused(Exception):
 
 
 class Stream:
-    """A streamed turn, which the client leaves after each of these numbers of events and resumes at the next one."""
+    """A streamed turn. The client leaves it after each number of events in `cuts`, and resumes at the next event."""
 
     def __init__(self, api: Api, body: dict, headers: dict, cuts: list[int], on_cut=None):
         self.api, self.headers, self.cuts, self.on_cut = api, headers, cuts, on_cut
@@ -202,7 +202,7 @@ class Stream:
         self.next, self.done = 0, False
 
     async def run(self) -> None:
-        """Reads the stream to its end. The turn is sent again, with the same idempotency key, if it has to be."""
+        """Reads the stream to its end. Sends the turn again, with the same idempotency key, if necessary."""
         began, tries = time.monotonic(), 0
         while not self.done:
             told: dict[str, str] = {}
@@ -227,7 +227,7 @@ class Stream:
         self.api.record.changes.append(time.monotonic())
 
     async def read(self) -> bool:
-        """Reads events until the next cut or the end; false if the connection ended before."""
+        """Reads events until the next cut or the end; returns false if the connection ended before that."""
         api, timeout = self.api, aiohttp.ClientTimeout(total=None, sock_connect=ATTEMPT_S, sock_read=ATTEMPT_S)
         if self.id is None:
             request = api.session.post(f"{api.url}/v1/completions", json=self.body, headers=self.headers, timeout=timeout)
@@ -239,7 +239,7 @@ class Stream:
             told = {name.lower(): value for name, value in answer.headers.items()}
             if answer.status != 200:
                 await self.refused(answer, told)
-            # The answer to a retry is no stream that can be resumed: it is the stored result.
+            # A retry may be answered with the stored result, which is not a stream that can be resumed.
             self.id = self.id or told.get("x-stream-id")
             async for event in events(answer):
                 self.take(event, told)
@@ -254,7 +254,7 @@ class Stream:
         return self.done
 
     async def refused(self, answer: aiohttp.ClientResponse, told: dict[str, str]) -> None:
-        """Raises what an answer other than a stream means."""
+        """Raises the exception for an answer that is not a stream."""
         code = code_of(parsed(await answer.text()))
         reason = f"{answer.status} {code}"
         if self.api.is_retried(answer.status, told):

@@ -1,4 +1,4 @@
-"""What a cluster costs: latency of commits, turns per second, and rows, bytes and requests of each back end.
+"""Measures what a cluster costs: latency of commits, turns per second, and rows, bytes and requests of each back end.
 
     python .ci/cluster/figures.py target/release/tidegate [--requests 200] [--seconds 10] [--sessions 200]
 
@@ -46,7 +46,7 @@ async def do(api: Api, kind: str, session: str, tokens: int = 1) -> None:
 
 
 async def latency(program: str, requests: int) -> None:
-    """One request at a time, to each server in turn."""
+    """Measures the latency of commits, with one request at a time to each server in turn."""
     async with (
         single(program, ONE_THREAD) as folder,
         cluster(program, 1, embedded=True, flags=ONE_THREAD, gated=False) as s3,
@@ -75,7 +75,7 @@ async def latency(program: str, requests: int) -> None:
 
 
 async def throughput(program: str, seconds: float, clients: int, tokens: int) -> None:
-    """Turns per second of as many clients as there may be turns at once."""
+    """Measures turns per second with `clients` concurrent clients and one to three replicas."""
     print(f"\n| replicas | turns of {tokens} tokens per second, {clients} clients | p50, ms | p99, ms |")
     print("| --- | --- | --- | --- |")
     for replicas in (1, 2, 3):
@@ -99,7 +99,7 @@ async def throughput(program: str, seconds: float, clients: int, tokens: int) ->
 
 
 class Meter:
-    """Counts what a cluster asks of PostgreSQL and the S3 server."""
+    """Counts the requests of a cluster to PostgreSQL and the S3 server."""
 
     def __init__(self, there: Cluster):
         self.there = there
@@ -113,12 +113,12 @@ class Meter:
         counts["explicit transactions"] = int(float(self.there.postgres.query(sql) or 0))
         log = self.there.s3.log.read_text(errors="replace")
         for method in re.findall(r'"(GET|PUT|POST|DELETE|HEAD) /', log):
-            # POST removes objects, many at a time.
+            # A POST deletes many objects at once.
             counts[f"S3 {method}"] += 1
         return counts
 
     def lap(self) -> Counter[str]:
-        """What has been asked since the last lap."""
+        """Returns the requests since the last lap."""
         now = self.now()
         spent = Counter({name: now[name] - self.began[name] for name in now})
         self.began = now
@@ -126,7 +126,7 @@ class Meter:
 
 
 async def requests(there: Cluster) -> None:
-    """What one turn asks of each back end."""
+    """Measures the requests to each back end per operation, and at rest."""
     first, second = (api_to(replica.url) for replica in there.replicas[:2])
     count = 50
     session = await create(first)
@@ -157,7 +157,7 @@ async def requests(there: Cluster) -> None:
 
 
 async def space(there: Cluster, sessions: int, turns: int) -> None:
-    """Rows and bytes that sessions take."""
+    """Measures the rows and bytes that sessions take."""
     api = api_to(there.url, "space")
     tables = "select relid, relname, pg_table_size(relid), pg_indexes_size(relid) from pg_stat_user_tables order by relname"
 
@@ -199,7 +199,7 @@ async def space(there: Cluster, sessions: int, turns: int) -> None:
 
 
 async def objects(there: Cluster) -> tuple[int, int]:
-    """Number and bytes of the objects in the bucket."""
+    """Returns the number and total bytes of the objects in the bucket."""
     api = api_to(there.s3_url)
     count = size = 0
     token = ""

@@ -1,4 +1,4 @@
-"""What clients have sent and what they were told, and the comparison of this with what the cluster has at the end."""
+"""A ledger of what clients sent and what they were told, and its comparison with the cluster at the end."""
 
 import asyncio
 import dataclasses
@@ -9,11 +9,11 @@ from client import Api, Record
 
 @dataclasses.dataclass
 class Operation:
-    """A request that makes a version, or sessions. Its id is the label of the version, or in the metadata of the sessions."""
+    """A request that makes a version or sessions. Its id is the version's label, or is in the sessions' metadata."""
 
     id: str
     kind: str
-    # The first session of the tree that it belongs to, by the operation that created it.
+    # The tree that it belongs to: the id of the operation that created the first session.
     root: str
     path: str
     body: dict
@@ -33,7 +33,7 @@ class Conversation:
     id: str
     root: str
     head: str
-    # Operations without an answer, which may still have happened, or happen later; and targets of such rewinds.
+    # Operations without an answer, which may have happened or may happen later; and the targets of such rewinds.
     doubtful: set[str] = dataclasses.field(default_factory=set)
     targets: set[str] = dataclasses.field(default_factory=set)
     # All versions to which it was rewound.
@@ -62,7 +62,7 @@ class Ledger:
 
 @dataclasses.dataclass
 class Found:
-    """A version that the cluster has."""
+    """A version that exists in the cluster."""
 
     id: str
     parent: str | None
@@ -72,7 +72,7 @@ class Found:
 
 
 async def pages(api: Api) -> list[dict]:
-    """All sessions of the owner."""
+    """Returns all sessions of the owner."""
     sessions, after = [], ""
     while True:
         answer = await api.send("list", "GET", f"/v1/sessions?limit=100{after}")
@@ -84,7 +84,7 @@ async def pages(api: Api) -> list[dict]:
 
 
 async def compare(api: Api, ledger: Ledger) -> dict[str, Found]:
-    """Compares a ledger with what its owner's sessions are, and returns their versions."""
+    """Compares a ledger with its owner's sessions in the cluster; returns their versions."""
     violation = ledger.record.violation
     sessions = {session["id"]: session for session in await pages(api)}
     compare_sessions(ledger, sessions)
@@ -126,7 +126,7 @@ async def compare(api: Api, ledger: Ledger) -> dict[str, Found]:
 
 
 def compare_order(ledger: Ledger, session: str, rows: list[dict]) -> None:
-    """Each version continues the one before it, or one to which the session was rewound: none has replaced another."""
+    """Checks that each version continues the previous one, or a version to which the session was rewound."""
     conversation = ledger.conversations.get(session)
     for before, row in zip(rows, rows[1:]):
         if row["parent"] != before["version"] and not (conversation and row["parent"] in conversation.rewound):
@@ -135,7 +135,7 @@ def compare_order(ledger: Ledger, session: str, rows: list[dict]) -> None:
 
 
 def compare_sessions(ledger: Ledger, sessions: dict[str, dict]) -> None:
-    """Every session was made by one request, and every acknowledged one is there until it is deleted."""
+    """Checks that one request made each session, and that each acknowledged session exists unless it was deleted."""
     made: dict[str, set[str]] = {}
     for session in sessions.values():
         made.setdefault(session["metadata"].get("operation", ""), set()).add(session["id"])
@@ -153,10 +153,10 @@ def compare_sessions(ledger: Ledger, sessions: dict[str, dict]) -> None:
 
 
 async def replay(api: Api, cluster: Api, ledger: Ledger, versions: dict[str, Found]) -> int:
-    """Does on another server what has made these versions, and compares every text. Returns how many."""
+    """Repeats the operations that made these versions on another server; compares all texts and returns their number."""
     children: dict[str | None, list[Found]] = {}
     for found in versions.values():
-        # Others are violations already.
+        # `compare` has reported the others.
         if found.label in ledger.operations:
             children.setdefault(found.parent, []).append(found)
     texts = 0
@@ -180,7 +180,7 @@ async def replay(api: Api, cluster: Api, ledger: Ledger, versions: dict[str, Fou
 
 
 async def again(api: Api, ledger: Ledger, found: Found, session: str) -> str:
-    """Does once more what has made a version, and returns the new one."""
+    """Repeats the operation that made a version; returns the new version."""
     operation = ledger.operations[found.label]
     if operation.kind == "append":
         answer = await api.send("append", "POST", f"/v1/sessions/{session}/append", operation.body)
@@ -204,7 +204,7 @@ async def same_text(api: Api, cluster: Api, ledger: Ledger, found: Found, same: 
 
 
 async def verify(clients: list[tuple[Api, Ledger]], undisturbed: Api) -> dict[str, int]:
-    """Compares all ledgers with the cluster, and all texts with a server that nothing has disturbed."""
+    """Compares all ledgers with the cluster, and all texts with those of an undisturbed server."""
     totals: Counter[str] = Counter()
     some = asyncio.Semaphore(8)
 

@@ -10,18 +10,18 @@ _given: set[int] = set()
 
 
 def free_port() -> int:
-    """A port that this function has not returned before and that the system gives to nobody by itself.
+    """Returns a free port that it has not returned before, outside the range of ephemeral ports.
 
-    The system could give one of its own choice to another listener, or to a connection, before its server listens.
+    The system could assign an ephemeral port to another listener or to a connection before the server listens on it.
     """
     lowest, highest = map(int, pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
-    # A system may keep all of them for itself; then one of its own has to do.
+    # If the ephemeral range covers all of them, any port has to do.
     ports = [port for port in PORTS if not lowest <= port <= highest] or list(PORTS)
     for port in random.sample(ports, len(ports)):
         if port in _given:
             continue
         with socket.socket() as listener:
-            # A connection that was closed a moment ago does not make a port unfit.
+            # A port may be reused although a connection to it was closed a moment ago.
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 listener.bind((HOST, port))

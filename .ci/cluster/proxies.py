@@ -1,5 +1,5 @@
-"""docker/haproxy.cfg and docker/nginx.conf in front of two servers that do what this script says: affinity, streams,
-retries, servers that are not ready or gone, and clients that leave.
+"""Tests docker/haproxy.cfg and docker/nginx.conf in front of two scripted servers: affinity, streams, retries, servers
+that are not ready or gone, and clients that leave.
 
     python .ci/cluster/proxies.py       (needs haproxy and nginx)
 """
@@ -38,16 +38,16 @@ class Listener(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, *_: object) -> None:
-        """Proxies close connections as they like."""
+        """Ignores errors, because proxies may close connections at any time."""
 
 
 class Server:
-    """A server whose answers are settings: it names itself in each of them."""
+    """A server whose attributes determine its answers. It names itself in each answer."""
 
     def __init__(self, name: str):
         self.name, self.port = name, free_port()
         self.ready = self.alive = True
-        # "answer", "refuse" (503) or "die" (close the connection after having read the request).
+        # "answer", "refuse" (503) or "die" (close the connection after reading the request).
         self.does = "answer"
         self.seen: list[str] = []
         self.events, self.client_left = threading.Semaphore(), threading.Event()
@@ -78,7 +78,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def stream(self) -> None:
-        """Events, each when the test says so, and then nothing until the client is gone."""
+        """Sends events, each when the test releases it, and then nothing until the client is gone."""
         self.send_response(200)
         self.send_header("content-type", "text/event-stream")
         self.send_header("transfer-encoding", "chunked")
@@ -119,8 +119,8 @@ class Handler(BaseHTTPRequestHandler):
 class Proxy:
     def __init__(self, port: int, a: Server, b: Server):
         self.port, self.a, self.b = port, a, b
-        # One connection for all turns. On two, HAProxy may receive a turn before it has noted the end of the one before, and
-        # sends a session elsewhere while its server has more to do than the other (hash-balance-factor).
+        # One connection for all turns. With two, HAProxy may receive a turn before it has noted the end of the previous
+        # one; it would then count its server as busier than the other and send the session elsewhere (hash-balance-factor).
         self.turns = self.connect()
         until("the proxy does not answer", lambda: self.served("GET", "/") in ("a", "b"))
 
@@ -135,7 +135,7 @@ class Proxy:
         return connection.getresponse()
 
     def served(self, method: str, path: str, size: int = 2, **headers: str) -> str | int:
-        """The server that answered with 200, or else the status."""
+        """Returns the name of the server that answered with 200, or else the status (0 without an answer)."""
         try:
             answer = self.send(self.turns, method, path, size, **headers)
             answer.read()
@@ -145,7 +145,7 @@ class Proxy:
         return answer.headers["x-server"] if answer.status == 200 else answer.status
 
     def places(self) -> dict[str, str | int]:
-        """Which server gets the turns of each session. Their bodies exceed a proxy's buffer."""
+        """Returns the server that gets the turns of each session. Their bodies exceed a proxy's buffer."""
         path, size = "/v1/completions", 64 << 10
         return {session: self.served("POST", path, size, x_tidegate_session=session) for session in SESSIONS}
 
@@ -166,11 +166,11 @@ def check_streams(proxy: Proxy) -> None:
     answer = proxy.send(proxy.connect(), "POST", "/events")
     server = proxy.a if answer.headers["x-server"] == "a" else proxy.b
     began = time.monotonic()
-    # No event is written before the one in front of it has arrived.
+    # The server writes each event only after the previous one has arrived.
     for number in range(EVENTS):
         assert (answer.readline(), answer.readline()) == (b"data: %d\n" % number, b"\n")
         server.events.release()
-    # A proxy that lets the system collect what it sends (up to 200 ms) needs ten seconds; otherwise this takes a tenth of one.
+    # If the proxy lets the kernel delay small writes (up to 200 ms each), this takes ten seconds, else a tenth of a second.
     assert time.monotonic() - began < 5, "events are held up"
     answer.close()
     assert server.client_left.wait(PATIENCE_S), "the server was not told that its client left"
@@ -188,7 +188,7 @@ def check_retries(proxy: Proxy, places: dict[str, str | int], *, keys: bool) -> 
     if keys:
         assert turn("refused-with-key", idempotency_key="k") == "b"
     assert proxy.served("GET", f"/v1/sessions/{session}") == "b"
-    # nginx leaves a server alone for two seconds that has failed three times.
+    # nginx avoids a server for two seconds after three failures.
     until("the server is used again", lambda: turn("again") == 503)
     proxy.a.does = "die"
     assert turn("died") in (502, 0)
@@ -206,7 +206,7 @@ def check_retries(proxy: Proxy, places: dict[str, str | int], *, keys: bool) -> 
 def check_health(proxy: Proxy, places: dict[str, str | int]) -> None:
     proxy.a.ready = False
     until("a server that is not ready gets requests", lambda: set(proxy.places().values()) == {"b"})
-    # Nobody can store sessions: requests still arrive, and the servers say what is wrong.
+    # No server is ready: requests still reach the servers, which say what is wrong.
     proxy.b.ready = False
     until("requests go to servers that are alive", lambda: set(proxy.places().values()) == {"a", "b"})
     proxy.a.does = proxy.b.does = "refuse"
@@ -230,7 +230,7 @@ def check_resumption(proxy: Proxy) -> None:
 
 @contextmanager
 def running(*command: str, **variables: str) -> Iterator[None]:
-    """Runs a proxy, and shows what it has logged if a check fails."""
+    """Runs a proxy. Prints the end of its log if a check fails."""
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(command, env={**os.environ, **variables}, stdout=log, stderr=log)
         try:
@@ -269,7 +269,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         changed = pathlib.Path(folder) / "nginx.conf"
         changed.write_text(text)
-        # As root, nginx's workers are another user.
+        # If nginx runs as root, its workers run as another user.
         os.chmod(folder, 0o755)
         with running("nginx", "-p", folder, "-c", str(changed), "-g", "daemon off;"):
             proxy = Proxy(port, a, b)

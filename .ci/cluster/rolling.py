@@ -2,8 +2,9 @@
 
     python .ci/cluster/rolling.py target/debug/tidegate [--rounds 2] [--clients 16] [--replicas 3]
 
-Each replica in turn gets SIGTERM, must exit with 0, and is started again; the next one follows when it is ready. Clients take
-turns, streamed and not, create, fork and append meanwhile, through HAProxy. Each turn must be in its session exactly once.
+Each replica in turn gets SIGTERM, must exit with 0, and is started again; the next one follows when it is ready. Meanwhile,
+clients take turns (streamed or not), create, fork and append through HAProxy. Each turn must be in its session exactly
+once.
 """
 
 import asyncio
@@ -18,12 +19,12 @@ from openai import AsyncOpenAI, OpenAIError
 from services import Cluster, Failed, cluster, options_of, run
 
 FLAGS = ["--threads", "1", "--owner-sessions", "100000"]
-# Calls are compared by whether a replica was restarting when they began.
+# Calls are grouped by whether a replica was restarting when they began.
 RESTARTING, QUIET = "while a replica restarts", "otherwise"
 
 
 class Load:
-    """What all clients have measured."""
+    """The measurements of all clients."""
 
     def __init__(self) -> None:
         self.restarting, self.over = False, False
@@ -41,7 +42,7 @@ class Client:
         self.turns: Counter[str] = Counter()
 
     def key(self) -> dict[str, str]:
-        """Half of the clients send idempotency keys, which the official client does not do by itself."""
+        """Returns the header with an idempotency key for every second client. The official client sends none by itself."""
         self.made += 1
         return {"idempotency-key": f"{self.number}-{self.made}"} if self.number % 2 else {}
 
@@ -84,7 +85,7 @@ class Client:
             self.turns[session] += 1
 
     async def check(self) -> None:
-        """Each session has all that its clients did to it, once."""
+        """Checks that each session has every acknowledged change exactly once."""
         for session, count in self.turns.items():
             listed = (await self.openai.get(f"/sessions/{session}/turns", cast_to=object))["data"]
             made = sum(turn["session"] == session and turn["kind"] in ("turn", "append") for turn in listed)
@@ -93,7 +94,7 @@ class Client:
 
 
 async def restart(there: Cluster, load: Load, rounds: int) -> list[float]:
-    """Restarts every replica, and returns how long each took to end."""
+    """Restarts every replica in turn; returns how long each took to exit."""
     drains = []
     for _ in range(rounds):
         for replica in there.replicas:
@@ -106,7 +107,7 @@ async def restart(there: Cluster, load: Load, rounds: int) -> list[float]:
             drains.append(time.monotonic() - began)
             replica.start()
             await replica.ready()
-            # As long as HAProxy takes to notice.
+            # HAProxy takes this long to notice.
             await asyncio.sleep(2)
             load.restarting = False
             await asyncio.sleep(1)

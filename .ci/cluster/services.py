@@ -28,18 +28,18 @@ BUCKET, FOLDER = "tidegate-ci", "cluster"
 SECRET = "chaos-and-order"
 STORE = ["--store", f"s3://{BUCKET}/{FOLDER}"]
 PATIENCE_S = 120
-# For requests of our own to the S3 server, which reads the signature of none.
+# Headers for our own requests to the S3 server, which verifies no signatures.
 SIGNED = {"authorization": "AWS4-HMAC-SHA256 Credential=ci/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0"}
-# How Debian and pip name what is needed, for the error message.
+# What the tests need, by package name, for the error message.
 PACKAGES = "postgresql and haproxy from Debian, moto[server] and aiohttp from PyPI"
 
 
 class Failed(Exception):
-    """Something does not work, so that the program ends."""
+    """A failure that ends the program."""
 
 
 def found(name: str, *folders: str) -> str:
-    """The path of a program."""
+    """Returns the path of a program."""
     places = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", *folders])
     path = shutil.which(name, path=places)
     if path is None:
@@ -48,7 +48,7 @@ def found(name: str, *folders: str) -> str:
 
 
 async def until(holds: Callable[[], object], what: str, patience: float = PATIENCE_S) -> None:
-    """Waits until something holds, which may be a coroutine function."""
+    """Waits until a function, or coroutine function, returns something true."""
     end = time.monotonic() + patience
     while True:
         result = holds()
@@ -62,7 +62,7 @@ async def until(holds: Callable[[], object], what: str, patience: float = PATIEN
 
 
 class Child:
-    """A process that can be started again, with all its output in one file."""
+    """A process that can be restarted. All its output goes to one file."""
 
     def __init__(self, name: str, folder: pathlib.Path, command: list[str], user: str | None = None, **env: str):
         self.name, self.command, self.user = name, command, user
@@ -90,7 +90,7 @@ class Child:
             self.process.send_signal(number)
 
     async def ended(self, patience: float = PATIENCE_S) -> int:
-        """The exit code, once the process has ended."""
+        """Waits until the process has ended; returns its exit code."""
         await until(lambda: not self.running(), f"the end of {self.name}", patience)
         return self.process.returncode
 
@@ -104,7 +104,7 @@ class Child:
 
 
 class Postgres(Child):
-    """PostgreSQL, in a folder of its own."""
+    """A PostgreSQL server with its own data folder."""
 
     def __init__(self, folder: pathlib.Path, user: str | None):
         versions = sorted(pathlib.Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: float(path.parent.name))
@@ -144,7 +144,7 @@ class Postgres(Child):
         return False
 
     async def restart(self, how: signal.Signals) -> None:
-        """Fast (SIGINT: ends all connections) or immediate (SIGQUIT: as after a crash)."""
+        """Restarts the server: fast (SIGINT: ends all connections) or immediate (SIGQUIT: as after a crash)."""
         self.signal(how)
         await self.ended()
         self.start()
@@ -152,7 +152,7 @@ class Postgres(Child):
 
 
 class Gate:
-    """A TCP proxy that can be closed in two ways."""
+    """A TCP proxy that can refuse connections or hold up all traffic."""
 
     def __init__(self, target: int):
         self.target, self.port = target, free_port()
@@ -166,7 +166,7 @@ class Gate:
             self.server = await asyncio.start_server(self.accept, HOST, self.port)
 
     async def refuse(self) -> None:
-        """Nothing listens at the port any more, and connections are reset."""
+        """Stops listening and resets all connections."""
         if self.server is not None:
             self.server.close()
             self.server = None
@@ -174,7 +174,7 @@ class Gate:
             writer.transport.abort()
 
     def hold(self) -> None:
-        """Nothing passes, and nobody is told, as in a partitioned network. What is sent meanwhile arrives later."""
+        """Lets nothing pass but keeps connections open, as in a network partition. Data sent meanwhile arrives later."""
         self.open.clear()
 
     async def heal(self) -> None:
@@ -208,7 +208,7 @@ class Gate:
 
 
 class Replica(Child):
-    """A server."""
+    """A Tidegate server."""
 
     def __init__(self, name: str, folder: pathlib.Path, program: str, flags: list[str], gates: dict[str, Gate], **env: str):
         self.port, self.gates = free_port(), gates
@@ -231,7 +231,7 @@ class Replica(Child):
 
 
 class Cluster:
-    """Replicas behind HAProxy. With the embedded index there is one replica, which has the index in its folder."""
+    """Replicas behind HAProxy. With the embedded index, there is one replica, with the index in its folder."""
 
     def __init__(
         self, folder: pathlib.Path, program: str, replicas: int, embedded: bool, flags: list[str], gated: bool
@@ -241,7 +241,7 @@ class Cluster:
         self.folder, self.program = folder, program
         self.postgres = None if embedded else Postgres(folder, user)
         self.s3_port = s3_port = free_port()
-        # moto answers with HTTP/1.0 otherwise, and every request needs a new connection.
+        # By default moto answers with HTTP/1.0, so that every request would need a new connection.
         serve = "import sys, werkzeug.serving as w; w.WSGIRequestHandler.protocol_version = 'HTTP/1.1'; " \
             "from moto.server import main; main(sys.argv[1:])"
         self.s3 = Child("s3", folder, [sys.executable, "-c", serve, "-H", HOST, "-p", str(s3_port)], TMPDIR=str(folder))
@@ -269,7 +269,7 @@ class Cluster:
         }
 
     async def verify(self) -> str:
-        """Lets the program compare index and snapshots, while the replicas run."""
+        """Runs `tidegate sessions verify`, which compares index and snapshots, while the replicas run."""
         verify = Child("verify", self.folder, [self.program, "sessions", "verify", *self.index(self.postgres.port), *STORE],
                        **self.aws(self.s3_port))
         verify.start()
@@ -295,7 +295,7 @@ class Cluster:
         await until(self.answers, "the start of HAProxy")
 
     async def bucket(self) -> bool:
-        """Creates the bucket."""
+        """Creates the bucket; returns whether that succeeded."""
         with contextlib.suppress(aiohttp.ClientError):
             async with aiohttp.ClientSession() as session, session.put(f"{self.s3_url}/{BUCKET}", headers=SIGNED) as answer:
                 return answer.status == 200
@@ -311,7 +311,7 @@ class Cluster:
         return False
 
     async def heal(self) -> None:
-        """Ends every fault, and waits until everything is ready."""
+        """Ends all faults, and waits until everything is ready."""
         self.s3.signal(signal.SIGCONT)
         if self.postgres and not self.postgres.running():
             self.postgres.start()
@@ -326,7 +326,7 @@ class Cluster:
         await until(self.answers, "an answer through HAProxy")
 
     async def stop(self) -> None:
-        """Ends the replicas by SIGTERM; each must exit with 0."""
+        """Ends the replicas with SIGTERM; each must exit with 0."""
         for replica in self.replicas:
             replica.signal(signal.SIGTERM)
         for replica in self.replicas:
@@ -335,7 +335,7 @@ class Cluster:
                 raise Failed(f"{replica.name} exited with {code} after SIGTERM:\n{replica.last_lines()}")
 
     def leaks(self) -> list[str]:
-        """Logs of replicas that have the secret."""
+        """Returns the logs of replicas that contain the secret."""
         return [str(replica.log) for replica in self.replicas if SECRET in replica.log.read_text(errors="replace")]
 
     def kill(self) -> None:
@@ -370,7 +370,7 @@ async def cluster(
     program: str, replicas: int, embedded: bool = False, flags: list[str] | None = None, keep: bool = False,
     gated: bool = True,
 ) -> AsyncIterator[Cluster]:
-    """A running cluster in a temporary folder, which remains if `keep` is set or something fails. Gates take processor time."""
+    """Runs a cluster in a temporary folder, which is kept if `keep` is set or something fails. Gates cost CPU time."""
     folder = pathlib.Path(tempfile.mkdtemp(prefix="tidegate-cluster-"))
     # PostgreSQL may run as another user.
     folder.chmod(0o755)
@@ -391,7 +391,7 @@ async def cluster(
 
 @contextlib.asynccontextmanager
 async def single(program: str, flags: list[str] | None = None) -> AsyncIterator[Replica]:
-    """One server with the embedded index and its snapshots in a folder, which nothing disturbs."""
+    """Runs one undisturbed server with the embedded index and its snapshots in a folder."""
     folder = pathlib.Path(tempfile.mkdtemp(prefix="tidegate-single-"))
     server = Replica("single", folder, program, flags or [], {})
     try:
@@ -404,8 +404,8 @@ async def single(program: str, flags: list[str] | None = None) -> AsyncIterator[
 
 
 def run(main: Callable[[], Coroutine]) -> NoReturn:
-    """Runs a program to its end; SIGTERM ends it as Ctrl-C does, so that it stops what it has started."""
-    # It would name every connection that is open when a program fails.
+    """Runs a program to its end. SIGTERM ends it like Ctrl-C, so that it stops the processes that it has started."""
+    # asyncio would log every connection that is open when a program fails.
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
 
     async def cancellable() -> None:
@@ -426,8 +426,7 @@ def commit_of(program: str) -> str:
 
 
 def options_of(switches: dict[str, str] | None = None, **numbers: int) -> argparse.Namespace:
-    """The command line of a program that takes the server's program, whole numbers and switches by name, and how to run the
-    cluster."""
+    """Parses a command line: the server's program, integers and switches by name, and how to run the cluster."""
     parser = argparse.ArgumentParser()
     parser.add_argument("program")
     for name, default in {**numbers, "replicas": 3}.items():

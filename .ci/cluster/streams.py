@@ -1,9 +1,10 @@
-"""Streams whose server is killed or shut down, each resumed on another one.
+"""Streams whose server is killed or shut down, each resumed on another server.
 
     python .ci/cluster/streams.py target/debug/tidegate [--streams 100] [--terminate] [--replicas 3] [--seed 1]
 
-In each round, clients read streams of one replica, which gets SIGKILL, or with --terminate SIGTERM, at a random point of one of
-them. They resume at the next event on another replica. No event may be missing or come twice, and each text must be that of one server that nothing disturbs.
+In each round, clients read streams from one replica, which gets SIGKILL (SIGTERM with --terminate) at a random point of one
+of the streams. The clients resume at the next event on another replica. No event may be missing or come twice, and each
+text must be that of an undisturbed server.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ AT_ONCE = 10
 
 
 class End:
-    """Ends a server when it is called."""
+    """A callable that ends a server."""
 
     def __init__(self, server: Replica, number: signal.Signals):
         self.server, self.number, self.begun = server, number, False
@@ -53,7 +54,7 @@ class Reader:
         return answer.body["id"]
 
     async def read(self, server: Replica, other: Replica, end_after: int, end: End) -> None:
-        """Reads a stream, and ends its server after that many events, if it is not 0."""
+        """Reads a stream. Ends its server after `end_after` events, unless that is 0."""
         self.session = await self.create(server.url)
         await asyncio.sleep(self.delay)
 
@@ -66,7 +67,7 @@ class Reader:
             if self.ended_at and not self.silence:
                 self.silence = time.monotonic() - self.ended_at
             take(event, told)
-            # It resumes on the other one, whatever happens.
+            # Whatever happens, the stream resumes on the other server.
             self.api.url = other.url
 
         self.stream.take = taken
@@ -79,7 +80,7 @@ class Reader:
         await reading
 
     async def compare(self, server: Replica, url: str) -> None:
-        """Compares the stream, and what the session has at last, with a server that nothing disturbs."""
+        """Compares the stream, and the final text of the session, with those of an undisturbed server."""
         self.api = Api(url, self.api.token, self.record, self.api.dice)
         there = await self.api.send("text", "GET", f"/v1/sessions/{self.session}/text")
         session = await self.create(server.url)
@@ -94,12 +95,12 @@ class Reader:
 
 
 async def round_of(there: Cluster, record: Record, dice: random.Random, number: int, terminate: bool) -> list[Reader]:
-    """Streams of one replica, which is killed or shut down. Returns those that were interrupted."""
+    """Reads streams from one replica, which is killed or shut down. Returns the readers that were interrupted."""
     replicas = there.replicas
     server, other = replicas[number % len(replicas)], replicas[(number + 1) % len(replicas)]
     readers = [Reader(number * AT_ONCE + n, record, dice) for n in range(AT_ONCE)]
     end = End(server, signal.SIGTERM if terminate else signal.SIGKILL)
-    # Whoever begins last ends it, so that most of the others are in the middle of their texts.
+    # The reader that begins last ends the server, so that most others are in the middle of their texts.
     last = max(readers, key=lambda reader: reader.delay)
     point = dice.randint(1, last.turn["max_tokens"] // 2)
     reading = asyncio.gather(*(reader.read(server, other, point * (reader is last), end) for reader in readers))
@@ -108,7 +109,7 @@ async def round_of(there: Cluster, record: Record, dice: random.Random, number: 
     if end.begun and (code := await server.ended()) and terminate:
         raise Failed(f"{server.name} exited with {code} after SIGTERM:\n{server.last_lines()}")
     if server is other:
-        # The only one: its streams are gone.
+        # It is the only server, so its streams are gone.
         server.start()
     await reading
     if server is not other:

@@ -1,4 +1,5 @@
-//! A step in steady state allocates nothing. Alone in its binary: it counts every allocation of the process.
+//! Checks that a decode step in steady state allocates nothing. The test has a binary of its own because it counts
+//! every allocation of the process.
 
 mod common;
 
@@ -12,7 +13,7 @@ static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
 #[test]
 fn a_token_allocates_nothing() {
-    // Wide enough that products, norms and recurrence are shared among the threads; the windows are full long before.
+    // Wide enough that products, norms and the recurrence are split among the threads. The warm-up fills every window.
     let text = r#"{"model_type": "rfa_gate", "vocab_size": 512, "hidden_size": 256, "intermediate_size": 512,
         "num_hidden_layers": 2, "num_attention_heads": 4, "proj_dim": 64, "position_embedding": "rope""#;
     let around = r#""conv_kernel": 4, "output_norm": true"#;
@@ -59,7 +60,7 @@ fn a_token_allocates_nothing() {
                     }
                 }
             };
-            // Every thread makes its own buffer at its first piece, whenever that is.
+            // A thread allocates its own buffer when it first gets a piece of work, which may take many steps.
             (0..200).for_each(|_| step());
             let region = Region::new(ALLOCATOR);
             (0..100).for_each(|_| step());

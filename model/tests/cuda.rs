@@ -1,6 +1,6 @@
-//! The decoder on CUDA: it agrees with the CPU's decoder, and its bits depend on the text alone. Runs on the emulator by
-//! `cargo test --workspace --features tidegate-model/cuda-emulator --test cuda`, or on the GPU that TIDEGATE_TEST_DEVICE
-//! names.
+//! Tests the decoder on CUDA: it agrees with the CPU's decoder, and its bits depend on the text alone. Runs on the
+//! emulator with `cargo test --workspace --features tidegate-model/cuda-emulator --test cuda`, or on the GPU that
+//! `TIDEGATE_TEST_DEVICE` names.
 #![cfg(feature = "cuda-emulator")]
 
 mod common;
@@ -23,7 +23,7 @@ const KINDS: [&str; 9] = [
     r#", "head_dim": 40, "proj_dim": 100, "output_norm": true"#,
 ];
 
-/// The emulator, or the GPU that TIDEGATE_TEST_DEVICE names (`cuda:0`).
+/// Opens the emulator, or the GPU that `TIDEGATE_TEST_DEVICE` names (`cuda:0`).
 fn device() -> CudaDevice {
     match std::env::var("TIDEGATE_TEST_DEVICE") {
         Ok(name) => CudaDevice::open(name.trim_start_matches("cuda:").parse().unwrap()).unwrap(),
@@ -31,7 +31,7 @@ fn device() -> CudaDevice {
     }
 }
 
-/// One checkpoint on both devices.
+/// Loads one checkpoint on both devices.
 fn both(config: &DecoderConfig, seed: u64) -> (Decoder, CudaDecoder) {
     let folder = tempfile::tempdir().unwrap();
     write_checkpoint(folder.path(), config, seed);
@@ -53,7 +53,7 @@ fn logits_and_states_agree_with_the_cpu() {
         let (cpu, gpu) = both(&config, seed as u64);
         let ids = Numbers::new(3).ids(21, config.vocab_size);
         let (mut ours, mut theirs) = (gpu.new_pool(3, StateType::F32).unwrap(), cpu.new_pool(3).unwrap());
-        // A prompt, then steps of two slots.
+        // Two prompts, then decode steps of both slots.
         gpu.prefill(&ids[..11], &mut ours, 1).unwrap();
         cpu.prefill(&ids[..11], &mut theirs, 1).unwrap();
         gpu.prefill(&ids[..3], &mut ours, 2).unwrap();
@@ -68,14 +68,14 @@ fn logits_and_states_agree_with_the_cpu() {
         assert!(distance(&got, &want) < 1e-4, "{extra}: states differ by {}", distance(&got, &want));
         let (counted, all) = (ours.denominators(), theirs.denominators());
         assert_eq!(counted.all, all.all, "{extra}");
-        // A denominator at its floor may fall on either side.
+        // A denominator close to its floor may be clamped on only one of the devices.
         assert!(counted.clamped.abs_diff(all.clamped) <= 1, "{extra}: {counted:?} {all:?}");
     }
 }
 
 #[test]
 fn sixteen_bit_weights_agree_with_the_cpu_up_to_the_rounding_of_their_inputs() {
-    // With quantised weights the CPU rounds inputs to eight bits; here inputs and weights are f16.
+    // With quantized weights, the CPU rounds inputs to eight bits; on the GPU, inputs and weights are f16.
     for (kind, bound) in [(WeightType::Bf16, 3e-2), (WeightType::F16, 4e-3), (WeightType::Q8_0, 5e-2)] {
         let config = config(r#", "hidden_size": 64, "intermediate_size": 96, "head_dim": 32, "proj_dim": 16"#);
         let cpu = Decoder::random(config.clone(), kind, 5).unwrap();
@@ -91,7 +91,7 @@ fn sixteen_bit_weights_agree_with_the_cpu_up_to_the_rounding_of_their_inputs() {
     }
 }
 
-/// Checks everything that a text's bits must not depend on. rows: enough to use the products of many rows too
+/// Checks that a text's bits do not depend on calls, slots, moves or a batch of `rows` rows.
 fn promises(decoder: &CudaDecoder, state: StateType, rows: usize) {
     let vocab = decoder.config().vocab_size;
     let ids = Numbers::new(11).ids(rows.max(12), vocab);
@@ -99,7 +99,7 @@ fn promises(decoder: &CudaDecoder, state: StateType, rows: usize) {
     let mut pool = decoder.new_pool(rows, state).unwrap();
     decoder.prefill(&text[..11], &mut pool, 0).unwrap();
     let want = (bits(&step(decoder, &mut pool, &text[11..], &[0])), bits(&pool.export(0).unwrap()));
-    // Divided differently, in another slot; by steps only.
+    // The same text in other pieces in another slot; the last case has only decode steps.
     for cuts in [&[5usize, 11][..], &[1, 2, 11], &[]] {
         let slot = rows - 1;
         pool.reset(slot).unwrap();
@@ -114,7 +114,7 @@ fn promises(decoder: &CudaDecoder, state: StateType, rows: usize) {
         }
         assert_eq!((bits(&logits), bits(&pool.export(slot).unwrap())), want, "cut at {cuts:?}");
     }
-    // In a batch, after an export and an import.
+    // The same text in a batch, after an export and an import.
     pool.reset(0).unwrap();
     decoder.prefill(&text[..11], &mut pool, 0).unwrap();
     let moved = pool.export(0).unwrap();
@@ -145,7 +145,7 @@ fn bits_do_not_depend_on_calls_slots_or_batch() {
 
 #[test]
 fn products_of_few_and_of_many_rows_have_the_same_bits() {
-    // Inner widths of 3, 5 and 9 tiles: slices that are empty, uneven, and longer than one tile.
+    // Inner widths of 3, 5 and 9 tiles, whose slices are empty, uneven, or longer than one tile.
     for (hidden, inner) in [(72, 130), (264, 88)] {
         let extra =
             format!(r#", "hidden_size": {hidden}, "intermediate_size": {inner}, "head_dim": 16, "proj_dim": 8"#);
@@ -160,8 +160,8 @@ fn products_of_few_and_of_many_rows_have_the_same_bits() {
 
 #[test]
 fn a_bf16_state_is_rounded_fairly_by_chance() {
-    // With a slow gate, rounding to the nearest would keep sums from growing. Stochastic rounding keeps both states near,
-    // and the differences cancel out.
+    // With a slow gate, rounding to nearest would keep the sums from growing. With stochastic rounding, the two states
+    // stay close, and the differences cancel out.
     let (_, decoder) = both(&config(r#", "head_dim": 16, "num_hidden_layers": 1"#), 2);
     let ids = Numbers::new(8).ids(400, decoder.config().vocab_size);
     let read = |state| {
@@ -204,7 +204,7 @@ fn a_prompt_longer_than_a_prefill_step() {
         let (cpu, gpu) = both(&config(extra), 4);
         let ids = Numbers::new(2).ids(1026, cpu.config().vocab_size);
         let (mut ours, mut theirs) = (gpu.new_pool(2, StateType::F32).unwrap(), cpu.new_pool(1).unwrap());
-        // The last piece has one token; then other pieces; then the CPU.
+        // In slot 0, the last prefill step has one token. Slot 1 and the CPU read the same text in other pieces.
         gpu.prefill(&ids[..1025], &mut ours, 0).unwrap();
         gpu.prefill(&ids[..700], &mut ours, 1).unwrap();
         gpu.prefill(&ids[700..1025], &mut ours, 1).unwrap();
@@ -245,7 +245,7 @@ fn invalid_calls_are_refused_and_change_nothing() {
     assert!(decoder.prefill(&[], &mut pool, 0).is_err());
     assert!(pool.import(0, &[1.0], 1).unwrap_err().to_string().contains("numbers"));
     assert_eq!(bits(&pool.export(0).unwrap()), before);
-    // After a refused step, its slots still work.
+    // The slots of a refused step still work.
     step(&decoder, &mut pool, &[5, 6], &[0, 1]);
     assert!(decoder.new_pool(0, StateType::F32).is_err());
     let error = decoder.new_pool(1 << 30, StateType::F32).unwrap_err().to_string();
@@ -278,7 +278,7 @@ fn a_mixer_without_kernels_is_refused_by_name() {
 
 #[test]
 fn the_error_names_a_missing_device() {
-    // A machine with a driver has no thousandth device either.
+    // No machine has this many devices, with or without a driver.
     let error = CudaDevice::open(1000).unwrap_err().to_string();
     assert!(error.contains("CUDA device 1000 is not available"), "{error}");
 }

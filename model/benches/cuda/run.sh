@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# Every check and measurement of the decoder on CUDA, in one call of less than 10 minutes.
+# Runs every check and measurement of the CUDA decoder, in one call of less than 10 minutes.
 #
-# Where Rust is:        model/benches/cuda/run.sh build [FOLDER]   FOLDER: target/cuda-measure
-# Where the GPU is:     FOLDER/run.sh [OUT]                        OUT: $OUT, else FOLDER/out
-# `build` needs CUDA's toolkit for its nvcc ($CUDA_HOME); without, the GPU's machine must have NVRTC. The GPU's machine
-# needs the driver; for what is measured beside, python3 ($PYTHON) with torch; for the sanitizer, compute-sanitizer.
+# On a machine with Rust:   model/benches/cuda/run.sh build [FOLDER]   default of FOLDER: target/cuda-measure
+# On a machine with a GPU:  FOLDER/run.sh [OUT]                        default of OUT: $OUT, else FOLDER/out
+# `build` needs nvcc from the CUDA toolkit ($CUDA_HOME); without it, the GPU machine needs NVRTC. The GPU machine needs the
+# driver, python3 ($PYTHON) with torch for the PyTorch baseline, and compute-sanitizer for the sanitizers.
 #
 # OUT/: measure.jsonl (a line for each number), results.json, table.md, curve.jsonl (for `tidegate-experiments cost`), log.txt,
-# tests.log, sanitizer.log. A part that fails or takes too long is said in the table; the others go on.
+# tests.log, sanitizer.log. If a part fails or takes too long, the table says so, and the other parts still run.
 #
-# TIDEGATE_NCU=1 adds what the hardware counts of each kernel (ncu.txt), in the sanitizers' place.
-# On the emulator, to try this script where no GPU is: TIDEGATE_EMULATED=1 FOLDER/run.sh
+# TIDEGATE_NCU=1 records the hardware counters of each kernel (ncu.txt) instead of running the sanitizers.
+# To try this script without a GPU, on the emulator: TIDEGATE_EMULATED=1 FOLDER/run.sh
 set -u
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -21,7 +21,7 @@ build() {
     root=$(cd "$here/../../.." && pwd)
     folder=${1:-$root/target/cuda-measure}
     cd "$root"
-    # As model/build.rs looks for it; named, so that both mean the same one.
+    # Same search order as model/build.rs; exported so that both use the same toolkit.
     local home
     for home in "${CUDA_HOME:-}" "${CUDA_PATH:-}" /usr/local/cuda; do
         if [ -n "$home" ] && [ -x "$home/bin/nvcc" ]; then
@@ -33,7 +33,7 @@ build() {
         echo "no nvcc: the kernels will be compiled where they run, by NVRTC" >&2
     rm -rf "$folder"
     mkdir -p "$folder"
-    # Tests as `cargo test` has them, built already where they were run; the measurements as a release is built.
+    # The tests use the profile of `cargo test`, whose build may exist already; the measurements use that of `cargo bench`.
     put tests '"name":"cuda"' cargo test --no-run --locked --workspace --features "$features" --test cuda
     if [ "${TIDEGATE_KERNEL_TESTS:-1}" = 1 ]; then
         put kernel-tests '"name":"tidegate_model"' cargo test --no-run --locked --workspace --features "$features" --lib
@@ -46,7 +46,7 @@ build() {
     du -sh "$folder"
 }
 
-# put NAME TARGET CARGO...: builds one program, and copies it without its symbols into $folder.
+# put NAME TARGET CARGO...: builds one program and copies it, stripped of symbols, into $folder.
 put() {
     local name=$1 target=$2 file
     shift 2
@@ -65,7 +65,7 @@ fi
 
 # ---- On the machine with the GPU
 
-# From the repository's root, too.
+# When run from the source tree, uses the default folder of `build`.
 [ -x "$here/cuda" ] || here=$(cd "$here/../../.." && pwd)/target/cuda-measure
 [ -x "$here/cuda" ] || { echo "$here/cuda is not there: run.sh build makes it" >&2; exit 1; }
 out=${1:-${OUT:-$here/out}}
@@ -82,7 +82,7 @@ left() { echo $((all - (SECONDS - begin))); }
 say() { echo "[$((SECONDS - begin)) s] $*" | tee -a "$out/log.txt"; }
 
 export PATH=$PATH:/usr/local/cuda/bin
-# What the driver makes of the kernels is kept, for all processes.
+# The driver caches the kernels that it has compiled, for all processes.
 export CUDA_CACHE_PATH=${CUDA_CACHE_PATH:-$(mktemp -d)}
 export CUDA_CACHE_MAXSIZE=1073741824
 if [ "${TIDEGATE_EMULATED:-}" = 1 ]; then
@@ -92,7 +92,7 @@ else
     export TIDEGATE_TEST_DEVICE=cuda:0
 fi
 
-# noted PART OUTCOME SECONDS NOTE: a line of what came of a part.
+# noted PART OUTCOME SECONDS NOTE: records and logs the outcome of a part.
 noted() {
     local note
     note=$(printf '%s' "$4" | tr -d '"\134' | tr '\n\t' '  ' | tr -d '\000-\037\177' | cut -c1-300)
@@ -100,7 +100,7 @@ noted() {
     say "$1: $2 in $3 s. $note"
 }
 
-# limited SECONDS COMMAND...: at most so long, and never past the whole's end (30 s are kept for the table).
+# limited SECONDS COMMAND...: runs a command for at most SECONDS, and within the total time less 30 s for the table.
 limited() {
     local limit=$1 rest
     shift
@@ -122,8 +122,8 @@ outcome() {
     esac
 }
 
-# on_device PROGRAM: whether its tests run on the GPU. On one that is not there they must fail, as tests do (101): asked once
-# of each program.
+# on_device PROGRAM: whether the tests of a program run on the GPU. If they do, they fail with status 101, as Rust tests do,
+# when told to use a device that does not exist. Checked once per program.
 declare -A failed_without
 on_device() {
     [ "${TIDEGATE_EMULATED:-}" = 1 ] && return 0
@@ -135,7 +135,7 @@ on_device() {
     [ "${failed_without[$1]}" = 101 ]
 }
 
-# tests PART SECONDS PROGRAM ARGUMENTS...
+# tests PART SECONDS PROGRAM ARGUMENTS...: runs a test program as a part.
 tests() {
     local part=$1 limit=$2 start=$SECONDS from code
     shift 2
@@ -155,7 +155,7 @@ tests() {
     return $code
 }
 
-# table: of all lines so far.
+# table: writes and prints the table of all lines so far.
 table() {
     timeout -k 5 20 "$here/cuda" table "$lines" --out "$out" --date "$(date -u +%F)" 2>&1
 }
@@ -163,7 +163,7 @@ table() {
 say "output: $out"
 nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.sm,clocks.mem,temperature.gpu --format=csv 2>&1 | tee -a "$out/log.txt"
 
-# The driver makes machine code of the kernels once, before anything is timed.
+# The driver compiles the kernels once, before anything is timed.
 start=$SECONDS
 limited 90 "$here/cuda" open "${device[@]}" >>"$out/log.txt" 2>&1
 code=$?
@@ -173,7 +173,7 @@ if [ "$opened" -ne 0 ]; then
     ldd "$here/cuda" 2>&1 | grep -i 'not found' | tee -a "$out/log.txt"
 fi
 
-# A failure is tried again one test after the other: it says whether threads are its cause.
+# After a failure, runs the tests again one at a time, which shows whether threads are the cause.
 tests tests 100 "$here/tests" --test-threads=4
 case $? in
     0 | 124 | 125 | 137) ;; # what took too long would again
@@ -183,7 +183,7 @@ tests "kernel tests" 40 "$here/kernel-tests" --test-threads=4 cuda::
 
 say "measuring"
 start=$SECONDS
-# It looks at its own clock too, so that what is begun ends.
+# The program watches this limit itself, so that it finishes what it has begun.
 seconds=$(($(left) - 150))
 [ "$seconds" -gt 260 ] && seconds=260
 arguments=("${device[@]}" --checkpoint "$here/checkpoint" --seconds "$seconds")
@@ -194,13 +194,13 @@ else
 fi
 limited 300 "$here/cuda" measure "${arguments[@]}" 2> >(tee -a "$out/log.txt" >&2) >>"$lines"
 code=$?
-# One that was stopped may have left half a line.
+# A program that was stopped may have left an incomplete line.
 [ -z "$(tail -c 1 "$lines")" ] || echo >>"$lines"
 noted measurements "$(outcome $code)" $((SECONDS - start)) "$(grep -c . "$lines") lines"
-# Of what hangs from here on nothing is lost.
+# Writes the table now, so that nothing is lost if a later part hangs.
 table >/dev/null
 
-# sanitizer TOOL SECONDS TESTS...: of the tests that take every kernel.
+# sanitizer TOOL SECONDS TESTS...: runs these tests, which launch every kernel, under compute-sanitizer.
 sanitizer() {
     local tool=$1 limit=$2 start=$SECONDS from code note
     shift 2
@@ -232,7 +232,7 @@ sanitizer memcheck 70 logits_and_states_agree sixteen_bit_weights_agree products
 sanitizer racecheck 70 logits_and_states_agree sixteen_bit_weights_agree
 sanitizer synccheck 30 logits_and_states_agree sixteen_bit_weights_agree
 
-# What the hardware counts of one launch of each kernel and grid, where that is asked for: TIDEGATE_NCU=1.
+# With TIDEGATE_NCU=1: the hardware counters of one launch of each kernel and grid.
 if [ "${TIDEGATE_NCU:-}" = 1 ]; then
     start=$SECONDS
     limited 120 ncu --clock-control none --filter-mode per-launch-config --launch-count 1 --section SpeedOfLight \

@@ -1,14 +1,14 @@
-"""The baseline for RFA: a Llama-like decoder with softmax attention, of the same shape, in PyTorch.
+"""The baseline for RFA: a Llama-like decoder of the same shape with softmax attention, in PyTorch.
 
-bf16, random weights, a static cache of keys and values full of random numbers, `scaled_dot_product_attention` with the
-backend that is fastest at each length and can be recorded, fused projections, one CUDA graph for each length. Without
-rotary positions, which would only cost it time. A step reads one token of each row at the cache's last place and attends
-to all of it; its logits stay on the device.
+It uses bf16, random weights, a static KV cache filled with random numbers, `scaled_dot_product_attention` with the fastest
+backend at each length that a CUDA graph can record, fused projections, and one CUDA graph per length. It has no rotary
+embeddings, which would only make it slower. A step reads one token per row at the last position of the cache and attends to
+the whole cache; its logits stay on the device.
 
-    python3 softmax.py                    measures all alone, a line of JSON for each
-    python3 softmax.py --serve            runs one command per line: model/benches/cuda/beside.rs
+    python3 softmax.py                    measures everything by itself, one line of JSON per result
+    python3 softmax.py --serve            runs one command per line, as model/benches/cuda/beside.rs sends them
 
-No dependency but torch.
+The only dependency is torch.
 """
 
 import argparse
@@ -44,7 +44,7 @@ def sync(device):
 
 
 def once(device, run, times):
-    """Seconds of one of `times` repetitions."""
+    """Returns the mean seconds per call over `times` calls."""
     sync(device)
     start = time.perf_counter()
     for _ in range(times):
@@ -54,7 +54,7 @@ def once(device, run, times):
 
 
 def pace(device, run):
-    """The number of repetitions of one measurement, after a warm-up."""
+    """Returns the number of repetitions for one measurement, after a warm-up."""
     once(device, run, 1)
     return max(2, min(2000, int(SECONDS / once(device, run, 2))))
 
@@ -71,7 +71,7 @@ class Model:
         def ones():
             return torch.ones(self.hidden, device=self.device, dtype=torch.bfloat16)
 
-        self.table = weight(self.vocabulary, self.hidden)  # (vocabulary, hidden): the head too
+        self.table = weight(self.vocabulary, self.hidden)  # (vocabulary, hidden): also the output head
         self.blocks = [
             {
                 "norm": ones(),
@@ -92,7 +92,7 @@ class Model:
         self.prompt_backend = None
 
     def random_cache(self):
-        """Random keys and values of each layer (batch, heads, capacity, head_dim), as long as memory allows."""
+        """Random keys and values of each layer (batch, heads, capacity, head_dim). Halves the capacity until they fit."""
         while True:
             shape = (self.batch, self.heads, self.room, self.head_dim)
             try:
@@ -125,7 +125,7 @@ class Model:
 
     @torch.no_grad()
     def by_speed(self, q, k, v, causal):
-        """The backends that support one layer's attention, the fastest first."""
+        """Returns the backends that support one layer's attention, fastest first."""
         seconds = {}
         for name, backend in BACKENDS.items():
             if name == "math" and self.device == "cuda":
@@ -142,7 +142,7 @@ class Model:
         return sorted(seconds, key=seconds.get)
 
     def recorded(self, step):
-        """A step as a graph -> the function that runs it, and its logits (rows, vocabulary)."""
+        """Records a step as a CUDA graph -> the function that replays it, and its logits (rows, vocabulary)."""
         # torch.cuda.graph requires a warm-up on a separate stream.
         before = torch.cuda.current_stream()
         stream = torch.cuda.Stream()
@@ -162,7 +162,7 @@ class Model:
 
     @torch.no_grad()
     def prepare(self, length):
-        """Records a step at a length -> the backend."""
+        """Records a step at a cache length -> the name of its attention backend."""
         if length > self.room:
             raise RuntimeError(f"not enough memory for a cache of {length} tokens")
 
@@ -189,7 +189,7 @@ class Model:
 
     @torch.no_grad()
     def decode(self, length):
-        """Seconds of a step."""
+        """Returns the seconds per step."""
         run, times, logits = self.steps[length]
         seconds = once(self.device, run, times)
         if logits is not None and not torch.isfinite(logits).all():
@@ -198,7 +198,7 @@ class Model:
 
     @torch.no_grad()
     def prefill(self):
-        """Seconds of a prompt that fills the cache of the first row."""
+        """Returns the seconds for a prompt whose keys and values are written to the first row of the cache."""
         room = min(self.prompt, self.room)
 
         def cached(layer, k, v):
@@ -214,7 +214,7 @@ class Model:
 
 
 def limits(device):
-    """Operations per second of a matrix product, bytes per second of a copy."""
+    """Measures the FLOP/s of a matrix product and the bytes/s of a copy, reads plus writes."""
     side = 8192 if device == "cuda" else 256
     a, b = (torch.randn(side, side, device=device).to(torch.bfloat16) for _ in range(2))
     out = torch.empty_like(a)

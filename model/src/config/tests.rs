@@ -92,7 +92,7 @@ const TABLES: u64 = 2 * 97 * 32 + 32;
 #[test]
 fn every_feature_map_has_its_own_features_state_and_numbers() {
     let (sigma, gate) = (32, 2 * 33);
-    // The keys of the map, its features, the state elements per head and the trained parameters of its own.
+    // The map's keys, its number of features, the state elements per head and its own trained parameters.
     for (keys, features, state, own) in [
         ("\"proj_dim\": 16", 32, 32 * 17 + 1, sigma + gate),
         ("\"proj_dim\": 16, \"gate\": false", 32, 32 * 17 + 1, sigma),

@@ -1,4 +1,4 @@
-//! Checkpoints in GGUF: equal to the originals quantised while they are loaded, and refused by name when broken.
+//! Tests checkpoints in GGUF: they equal the originals quantized at load time, and errors name what is broken.
 
 use std::collections::BTreeMap;
 use std::io::{Seek, SeekFrom, Write};
@@ -12,7 +12,8 @@ use tidegate_model::{DType, DecoderConfig, Device, WeightType};
 const Q: &str = "model.layers.0.self_attn.q_proj.weight";
 const NORM: &str = "model.norm.weight";
 
-/// Rows of 256, 288 and 32 numbers: whole blocks of all types, of some, of one.
+/// Returns a config whose matrices have rows of 256, 288 and 32 numbers: whole blocks of every type, whole blocks of
+/// the types with blocks of 32, and a single such block.
 fn config(extra: &str) -> DecoderConfig {
     let text = format!(
         r#"{{"model_type": "rfa_gate", "vocab_size": 61, "hidden_size": 256, "intermediate_size": 288,
@@ -34,7 +35,7 @@ fn ggml(kind: WeightType) -> GgmlDType {
 
 type Tensors = BTreeMap<String, QTensor>;
 
-/// The tensors of a folder of safetensors, its matrices quantised.
+/// Returns the tensors of a folder of safetensors, with the matrices quantized.
 fn quantised(folder: &Path, to: WeightType) -> Tensors {
     let tensors = candle_core::safetensors::load(folder.join("model.safetensors"), &Device::Cpu).unwrap();
     let stored = Stored::open(folder).unwrap();
@@ -52,7 +53,7 @@ fn quantised(folder: &Path, to: WeightType) -> Tensors {
     tensors.collect()
 }
 
-/// The bytes of a GGUF file.
+/// Returns the bytes of a GGUF file with these tensors.
 fn file(tensors: &Tensors) -> Vec<u8> {
     use gguf_file::Value::{Array, String, U8, U32};
 
@@ -69,7 +70,7 @@ fn file(tensors: &Tensors) -> Vec<u8> {
     out.into_inner()
 }
 
-/// A folder with the config and a `model.gguf`.
+/// Writes a folder with the config and a `model.gguf`.
 fn folder(config: &DecoderConfig, bytes: &[u8]) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("config.json"), serde_json::to_string(config).unwrap()).unwrap();
@@ -77,7 +78,7 @@ fn folder(config: &DecoderConfig, bytes: &[u8]) -> tempfile::TempDir {
     folder
 }
 
-/// The tensors of a small checkpoint in q8_0.
+/// Returns the tensors of a small checkpoint in q8_0.
 fn small() -> Tensors {
     let original = tempfile::tempdir().unwrap();
     write_checkpoint(original.path(), &config(""), 5);
@@ -92,12 +93,13 @@ fn error(bytes: &[u8]) -> String {
     stored
 }
 
-/// The offset after a tensor's name, where its number of dimensions, dimensions, type and offset follow.
+/// Returns the position just after a tensor's name. There follow the number of dimensions, the dimensions, the type and
+/// the offset.
 fn behind(bytes: &[u8], name: &str) -> usize {
     bytes.windows(name.len()).position(|window| window == name.as_bytes()).unwrap() + name.len()
 }
 
-/// The error of a file with `bytes` written at a distance after a tensor's name.
+/// Returns the error of a file with the bytes `new` written `at` bytes after a tensor's name.
 fn patched(bytes: &[u8], name: &str, at: usize, new: &[u8]) -> String {
     let (mut bytes, start) = (bytes.to_vec(), behind(bytes, name) + at);
     bytes[start..start + new.len()].copy_from_slice(new);
@@ -194,7 +196,7 @@ fn a_flipped_byte_of_the_header_never_panics() {
 #[test]
 fn wrong_descriptions_name_their_tensor() {
     let bytes = file(&small());
-    // Two dimensions: 4 bytes of their number, 16 of them, 4 of the type, 8 of the offset.
+    // After the name: the number of dimensions (4 bytes), two dimensions (16), the type (4) and the offset (8).
     let error = |at: usize, new: &[u8]| {
         let error = patched(&bytes, Q, at, new);
         assert!(error.contains(Q), "{error}");
@@ -253,7 +255,7 @@ fn norm(tensors: &Tensors) -> tidegate_model::Tensor {
     tensors[NORM].dequantize(&Device::Cpu).unwrap()
 }
 
-/// A head with one pair of metadata.
+/// Returns a header with these counts, and one metadata key with this value.
 fn head(tensors: u64, pairs: u64, value: &[u8]) -> Vec<u8> {
     let key = b"general.alignment";
     let numbers = [tensors, pairs, key.len() as u64].map(u64::to_le_bytes).concat();

@@ -1,4 +1,4 @@
-//! GGUF files that are broken or made to harm: refused with the reason, whatever is in them.
+//! Tests that GGUF files that are broken or malicious are refused with the reason.
 
 use std::io::{Seek, SeekFrom, Write};
 use std::path::Path;
@@ -10,7 +10,7 @@ use crate::common::Numbers;
 use crate::llamacpp::{Gguf, Value, text};
 use crate::whole::{MAMBA, SMALL, small, small_of, written};
 
-/// Why a file is refused.
+/// Returns the error of a file that must be refused.
 fn error(bytes: &[u8]) -> String {
     let place = tempfile::tempdir().unwrap();
     let path = written(&place, bytes);
@@ -25,7 +25,7 @@ fn refused(file: &Gguf, reason: &str) {
     assert!(found.contains(reason), "{found}\nexpected: {reason}");
 }
 
-/// Where the data of the first tensor begins.
+/// Returns the offset at which the data of the first tensor begins.
 fn data(file: &Gguf) -> usize {
     let all: usize = file.tensors.iter().map(|(_, tensor)| tensor.bytes.len().next_multiple_of(32)).sum();
     let last = file.tensors.last().unwrap().1.bytes.len();
@@ -78,7 +78,7 @@ fn changed_bytes_never_panic(file: &Gguf) {
         put(at, &bytes[at..=at]);
     }
     assert!(refused > 200, "{refused}");
-    // Several numbers of the header at once.
+    // Several numbers of the header change at once.
     for round in 0..300 {
         let places: Vec<usize> = numbers.ids(4, end - 8).into_iter().map(|at| at as usize).collect();
         for &at in &places {
@@ -160,17 +160,17 @@ fn huge_counts_are_refused_before_they_cost_anything() {
         bytes[at..at + 8].copy_from_slice(&number.to_le_bytes());
         error(&bytes)
     };
-    // The numbers of tensors and of keys.
+    // The counts of tensors and of keys.
     assert!(changed(8, u64::MAX).contains("must have at most 65536 tensors, found 18446744073709551615"));
     assert!(changed(16, u64::MAX).contains("must have at most 65536 keys of metadata"));
     changed(8, 60_000);
-    // The number of tokens, and the length of one.
+    // The number of tokens, and the length of a token.
     let tokens = find(&bytes, b"tokenizer.ggml.tokens") + b"tokenizer.ggml.tokens".len() + 8;
     for number in [1 << 30, u64::MAX] {
         assert!(changed(tokens, number).contains("within the metadata"));
         assert!(changed(tokens + 8, number).contains("within the metadata"));
     }
-    // The length of a key, and of a tensor's name.
+    // The lengths of a key and of a tensor's name.
     let key = find(&bytes, b"general.name") - 8;
     assert!(changed(key, 2000).contains("has a key of metadata of 2000 bytes, the maximum is 1024"));
     assert!(changed(key, u64::MAX).contains("within the metadata"));
@@ -207,7 +207,7 @@ fn metadata_of_mamba2_are_checked() {
     }
 }
 
-/// A number that is not negative would let a state grow, or be no number at all.
+/// With an `A` of 0 or more, a state would never decay; infinities and NaN are invalid.
 #[test]
 fn decays_that_are_not_negative_are_refused() {
     let place = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! A checkpoint that does not fit its config is refused, with every difference named at once.
+//! Tests that a checkpoint that does not fit its config is refused, with all differences in one error.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -109,7 +109,7 @@ fn sixteen_bit_weights_give_nearly_the_same_logits() {
     }
 }
 
-/// Splits the weights of a folder into two files and a list of them.
+/// Splits the weights of a folder into two files and an index of them.
 fn split(folder: &Path) {
     let whole = folder.join("model.safetensors");
     let tensors = candle_core::safetensors::load(&whole, &Device::Cpu).unwrap();

@@ -1,4 +1,4 @@
-//! Checkpoints: what loads, what is refused, and how GGUF is read.
+//! Tests of checkpoints: which ones load, which ones are refused, and how GGUF files are read.
 
 #[path = "../common/mod.rs"]
 mod common;

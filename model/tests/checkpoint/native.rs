@@ -1,5 +1,5 @@
-//! RWKV-7 as its author publishes it, in a `.pth` or safetensors without a config: the same bits as a folder's, and files that
-//! are broken or made to harm are refused.
+//! Tests RWKV-7 as its author publishes it, in a `.pth` or safetensors file without a config: it gives the same bits as
+//! a folder with a config, and broken or malicious files are refused.
 //!
 //! `tests/fixtures-rwkv7/package.pth` is written by PyTorch (`weights/training/tidegate_training/rwkv7_fixture.py`).
 
@@ -14,7 +14,7 @@ use tidegate_model::checkpoint::{self, FileKind, Stored};
 use crate::common::{self, Numbers, bits, flat};
 use crate::pth::{self, Floats, archive};
 
-/// The first layer has no values to go back to, and the package wants them all the same.
+/// Tensors that the first layer does not use, because no earlier layer has values to mix in. The package requires them.
 const UNUSED: [&str; 3] = ["blocks.0.att.v0", "blocks.0.att.v1", "blocks.0.att.v2"];
 
 type Tensors = HashMap<String, Tensor>;
@@ -23,12 +23,12 @@ fn fixture() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures-rwkv7/package.pth")
 }
 
-/// The tensors of the fixture as candle reads them.
+/// Returns the tensors of the fixture as candle reads them.
 fn tensors() -> Tensors {
     candle_core::pickle::read_all(fixture()).unwrap().into_iter().collect()
 }
 
-/// The model of the fixture in the layout of Hugging Face.
+/// Writes the model of the fixture as a folder in the layout of Hugging Face.
 fn folder() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let parts = [
@@ -75,7 +75,7 @@ fn logits(model: &Path) -> Vec<u32> {
     bits(&decoder.prefill_logits(&ids, &mut decoder.new_pool(1).unwrap(), 0).unwrap())
 }
 
-/// Writes a file and gives its path.
+/// Writes a file and returns its path.
 fn written(place: &tempfile::TempDir, name: &str, bytes: &[u8]) -> PathBuf {
     let path = place.path().join(name);
     std::fs::write(&path, bytes).unwrap();
@@ -101,7 +101,7 @@ fn a_pth_has_the_bits_of_its_folder() {
     assert_eq!(FileKind::of(&fixture()).unwrap(), FileKind::Pth);
 }
 
-/// No two of its sizes are equal, so that a side of a matrix cannot stand for another, nor a matrix for its transpose.
+/// No two sizes are equal, so the test fails if two dimensions are confused or a matrix is transposed.
 #[test]
 fn a_model_of_sizes_that_all_differ_has_the_bits_of_its_folder() {
     let keys = r#", "model_type": "rwkv7", "vocab_size": 61, "hidden_size": 96, "intermediate_size": 80, "head_dim": 32,
@@ -129,7 +129,7 @@ fn a_model_of_sizes_that_all_differ_has_the_bits_of_its_folder() {
         assert_eq!((file.config().low_ranks, file.config().head_dim), (config.low_ranks, 32));
         assert!(file.tensors().eq(stored.tensors()));
     }
-    // A matrix that is turned keeps its numbers, and fits no other.
+    // A matrix with swapped dimensions has as many numbers as before, but no longer fits.
     for name in ["emb.weight", "blocks.0.att.r_k", "blocks.0.ffn.key.weight", "blocks.1.att.v1", "blocks.1.att.g2"] {
         let mut turned = theirs.clone();
         turned.iter_mut().find(|tensor| tensor.name == name).unwrap().shape.reverse();
@@ -145,7 +145,7 @@ fn safetensors_with_the_same_names_have_the_same_bits() {
     candle_core::safetensors::save(&tensors(), &path).unwrap();
     assert_eq!(FileKind::of(&path).unwrap(), FileKind::Safetensors);
     assert_eq!(logits(&path), logits(&fixture()));
-    // Newer files leave out what the first layer does not have.
+    // Newer files leave out the tensors that the first layer does not use.
     let fewer: Tensors = tensors().into_iter().filter(|(name, _)| !UNUSED.contains(&name.as_str())).collect();
     assert_eq!(fewer.len(), tensors().len() - 3);
     candle_core::safetensors::save(&fewer, &path).unwrap();
@@ -173,13 +173,13 @@ fn tensors_that_do_not_fit_are_named_together_as_in_the_file() {
         "unknown tensor blocks.0.s_emb.weight",
     ];
     assert_eq!(save(&changed), want);
-    // The sizes that follow from shapes have the bounds of every config.
+    // Sizes derived from shapes have the same bounds as those in a config.
     let mut changed = tensors();
     let short = changed["blocks.0.att.r_k"].reshape((8, 8)).unwrap();
     changed.insert("blocks.0.att.r_k".into(), short);
     let reason = "head_dim must be a multiple of 16 where model_type is rwkv7, found 8";
     assert_eq!(save(&changed), ["tiny.safetensors does not fit RWKV-7:", reason]);
-    // Without these, there is no config.
+    // The config is derived from these tensors.
     let mut changed = tensors();
     for name in ["emb.weight", "blocks.0.att.g1"] {
         changed.remove(name);
@@ -222,7 +222,7 @@ fn changed_bytes_of_a_pth_never_panic() {
         put(at, &bytes[at..=at]);
     }
     assert!(refused > 2000, "{refused}");
-    // Several numbers at once.
+    // Several numbers change at once.
     let mut numbers = Numbers::new(1);
     for round in 0..400 {
         let places: Vec<usize> =
@@ -238,12 +238,13 @@ fn changed_bytes_of_a_pth_never_panic() {
     assert!(Stored::open(&path).is_ok());
 }
 
-/// Why a file with this pickle and a storage "0" of four bytes is refused.
+/// Returns the error of a file with this pickle and a storage "0" of four bytes.
 fn of_pickle(pickle: &[u8]) -> String {
     error("tiny.pth", &archive(&[("a/data.pkl", pickle, 0), ("a/data/0", &[0; 4], 0)]))
 }
 
-/// A pickle of one float tensor "emb.weight" with this many numbers in its storage, an offset, a side and a stride.
+/// Returns a pickle of one float tensor, "emb.weight", with one dimension. The arguments are the number of elements in
+/// its storage, the offset, the size and the stride.
 fn tensor([numbers, offset, side, stride]: [u8; 4]) -> Vec<u8> {
     let name = b"}X\x0a\0\0\0emb.weightctorch._utils\n_rebuild_tensor_v2\n((X\x07\0\0\0storagectorch\nFloatStorage\nX\x01\0\0\x000X\x03\0\0\0cpuK";
     [
@@ -306,14 +307,15 @@ fn pickles_are_read_and_never_run() {
     }
 }
 
-/// Values that contain one another, or the one before twice, cost a reader that copies them its stack or its memory.
+/// A reader that recursed into nested values would overflow its stack; one that copied values that each contain the
+/// previous one twice would run out of memory.
 #[test]
 fn nested_values_cost_no_more_than_their_bytes() {
     let nested = [b"}X\x01\0\0\0aN".to_vec(), vec![0x85; 1 << 20], b"s.".to_vec()].concat();
     assert!(of_pickle(&nested).contains(": a must be a tensor"));
     let doubled = [b"}X\x01\0\0\0aN".to_vec(), b"q\0h\0\x86".repeat(1 << 19), b"s.".to_vec()].concat();
     assert!(of_pickle(&doubled).contains(": a must be a tensor"));
-    // A shape of 10,000 sides, for one tensor after the other.
+    // A shape of 10,000 dimensions that many tensors share.
     let shape = [&b"(("[..], &b"K\x01".repeat(10_000), b"tq\0"].concat();
     let storage = &b"(X\x07\0\0\0storagectorch\nFloatStorage\nX\x01\0\0\x000NK\x01tQ"[..];
     let arguments = [storage, b"K\x00", &shape[1..], b"h\0tq\x01"].concat();
@@ -342,7 +344,7 @@ fn archives_that_are_not_pytorchs_are_refused() {
     let end = many.len() - 22;
     many[end + 10..end + 12].copy_from_slice(&9u16.to_le_bytes());
     assert!(error("tiny.pth", &many).contains("has a broken directory: file 1"));
-    // The counts of 64 bits come before the last record.
+    // The zip64 record, with 64-bit counts, comes before the last record.
     let mut huge = archive(&[("a/data.pkl", &good, 0)]);
     let end = huge.split_off(huge.len() - 22);
     let (record, most) = (huge.len() as u64, u64::MAX.to_le_bytes());

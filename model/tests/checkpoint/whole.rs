@@ -1,7 +1,7 @@
-//! Models that are one GGUF file, as llama.cpp writes it: the same numbers as their folders.
+//! Tests models that are one GGUF file, as llama.cpp writes it: they give the same numbers as their folders.
 //!
-//! `tests/fixtures-rwkv7/llamacpp.gguf` is what llama.cpp's `convert_hf_to_gguf.py --outtype bf16` makes of the folder, and
-//! `tests/fixtures-mamba2-llamacpp/llamacpp.gguf` the same with `--outtype f32`.
+//! llama.cpp's `convert_hf_to_gguf.py` has made `tests/fixtures-rwkv7/llamacpp.gguf` from that folder with
+//! `--outtype bf16`, and `tests/fixtures-mamba2-llamacpp/llamacpp.gguf` with `--outtype f32`.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -13,24 +13,24 @@ use tidegate_model::{Decoder, DecoderConfig, Device, Tensor, WeightType};
 use crate::common::{Numbers, bits, config, distance, flat, write_checkpoint};
 use crate::llamacpp::{self, F32, Gguf};
 
-/// Rows of whole blocks of every type.
+/// A config of RWKV-7 whose matrix rows are whole blocks of every type.
 const WIDE: &str = r#", "model_type": "rwkv7", "hidden_size": 256, "intermediate_size": 512, "head_dim": 64,
     "num_attention_heads": 4, "decay_low_rank_dim": 32, "a_low_rank_dim": 8, "v_low_rank_dim": 4,
     "gate_low_rank_dim": 64"#;
 
-/// Three layers of heads that are as wide as the model, and ranks that differ.
+/// A config of RWKV-7 with three layers, one head as wide as the model, and four different low ranks.
 const THREE: &str = r#", "model_type": "rwkv7", "hidden_size": 48, "head_dim": 48, "num_attention_heads": 1,
     "num_hidden_layers": 3, "decay_low_rank_dim": 8, "a_low_rank_dim": 6, "v_low_rank_dim": 4, "gate_low_rank_dim": 10"#;
 
-/// A small config for tests of what is refused.
+/// A small config of RWKV-7 for tests of refusals.
 pub(crate) const SMALL: &str = r#", "model_type": "rwkv7", "hidden_size": 32, "head_dim": 16, "decay_low_rank_dim": 4,
     "a_low_rank_dim": 3, "v_low_rank_dim": 2, "gate_low_rank_dim": 5"#;
 
-/// The same of Mamba-2, with an output head of its own, groups, and heads of half a group.
+/// A small config of Mamba-2 with an untied output head, and two groups of two heads.
 pub(crate) const MAMBA: &str = r#", "model_type": "mamba2", "hidden_size": 32, "intermediate_size": 64,
     "num_attention_heads": 4, "head_dim": 16, "state_size": 12, "n_groups": 2, "bos_token_id": 0, "eos_token_id": 0"#;
 
-/// Three layers of one group, whose output head is the embedding.
+/// A config of Mamba-2 with three layers, one group and a tied output head.
 const TIED: &str = r#", "model_type": "mamba2", "hidden_size": 24, "intermediate_size": 48, "num_attention_heads": 6,
     "num_hidden_layers": 3, "head_dim": 8, "state_size": 20, "n_groups": 1, "conv_kernel": 2, "tie_word_embeddings": true,
     "bos_token_id": 0, "eos_token_id": 0"#;
@@ -48,7 +48,7 @@ fn logits(decoder: &Decoder) -> Vec<f32> {
     decoder.prefill_logits(&ids, &mut decoder.new_pool(1).unwrap(), 0).unwrap()
 }
 
-/// The numbers of a tensor in one of ggml's types.
+/// Converts a tensor to one of ggml's types. Returns ggml's number for the type, and the bytes.
 fn packed(kind: GgmlDType, tensor: &Tensor) -> (u32, Vec<u8>) {
     let number = match kind {
         GgmlDType::F32 => F32,
@@ -69,7 +69,7 @@ fn packed(kind: GgmlDType, tensor: &Tensor) -> (u32, Vec<u8>) {
     (number, QTensor::quantize(tensor, kind).unwrap().data().unwrap().into_owned())
 }
 
-/// A folder's model as llama.cpp writes it, each tensor in the type that `kind` chooses by our name.
+/// Converts a folder's model to GGUF as llama.cpp does. `kind` chooses each tensor's type from its name in the folder.
 fn converted(folder: &Path, kind: impl Fn(&str) -> GgmlDType) -> Gguf {
     let tensors = candle_core::safetensors::load(folder.join("model.safetensors"), &Device::Cpu).unwrap();
     let tensors = tensors.into_iter().map(|(name, tensor)| {
@@ -83,19 +83,20 @@ fn converted(folder: &Path, kind: impl Fn(&str) -> GgmlDType) -> Gguf {
     }
 }
 
-/// A small model of random weights as llama.cpp writes it.
+/// Returns a small RWKV-7 model of random weights as llama.cpp writes it.
 pub(crate) fn small() -> Gguf {
     small_of(SMALL)
 }
 
-/// The same for a config of any family.
+/// Like [`small`], for a config of any family.
 pub(crate) fn small_of(keys: &str) -> Gguf {
     let folder = tempfile::tempdir().unwrap();
     write_checkpoint(folder.path(), &config(keys), 5);
     converted(folder.path(), |_| GgmlDType::F32)
 }
 
-/// Gives a folder of Mamba-2 the logarithms that the numbers of its file stand for, which may differ in their last bit.
+/// Replaces each `A_log` in a folder with the logarithm of the number that its GGUF file stores, because the two may
+/// differ in the last bit.
 fn round_logarithms(folder: &Path) {
     let path = folder.join("model.safetensors");
     let mut tensors = candle_core::safetensors::load(&path, &Device::Cpu).unwrap();
@@ -106,7 +107,7 @@ fn round_logarithms(folder: &Path) {
     candle_core::safetensors::save(&tensors, &path).unwrap();
 }
 
-/// Writes a file and gives its path.
+/// Writes a file and returns its path.
 pub(crate) fn written(place: &tempfile::TempDir, bytes: &[u8]) -> PathBuf {
     let path = place.path().join("tiny.gguf");
     std::fs::write(&path, bytes).unwrap();
@@ -123,7 +124,7 @@ fn a_file_of_llama_cpps_converter_has_the_logits_of_the_package_rwkv() {
     let decoder = load(&fixtures("fixtures-rwkv7").join("llamacpp.gguf"));
     let folder = Stored::open(&fixtures("fixtures-rwkv7")).unwrap();
     let stored = folder.config();
-    // The converter gives the ids of special tokens anew.
+    // The converter chooses the ids of the special tokens itself.
     let want = DecoderConfig {
         bos_token_id: Some(0),
         eos_token_id: serde_json::from_str("0").unwrap(),
@@ -140,14 +141,14 @@ fn a_file_of_llama_cpps_converter_has_the_logits_of_transformers() {
     let fixture = fixtures("fixtures-mamba2-llamacpp");
     let (decoder, folder) = (load(&fixture.join("llamacpp.gguf")), load(&fixture));
     let mut want = DecoderConfig { architectures: Vec::new(), torch_dtype: None, ..folder.config().clone() };
-    // llama.cpp has no limits.
+    // llama.cpp has no limits of the time step.
     want.state_space.as_mut().unwrap().time_step_limit = (0.0, None);
     assert_eq!(decoder.config(), &want);
     close_to_golden(&decoder, &fixture, "groups.");
     close_to_golden(&folder, &fixture, "groups.");
 }
 
-/// Compares a decoder's logits with those of another implementation, whose names begin with `prefix`.
+/// Compares a decoder's logits with the fixture's golden logits, whose names begin with `prefix`.
 fn close_to_golden(decoder: &Decoder, fixture: &Path, prefix: &str) {
     let golden: HashMap<String, Tensor> =
         candle_core::safetensors::load(fixture.join("golden.safetensors"), &Device::Cpu).unwrap();
@@ -200,7 +201,7 @@ fn types_with_kernels_stay_as_they_are() {
     }
 }
 
-/// Of a type without a kernel, the numbers that it stands for become q8_0.
+/// Weights of a type without a kernel are dequantized and become q8_0.
 #[test]
 fn types_without_kernels_become_q8_0() {
     let [folder, rounded, place] = [(); 3].map(|()| tempfile::tempdir().unwrap());
@@ -237,7 +238,7 @@ fn types_without_kernels_become_q8_0() {
         });
         let greatest = errors.fold(0.0, f64::max);
         assert!(greatest > 1e-4 && greatest < 0.02, "{kind:?}: {greatest}");
-        // Before the decoder is loaded and after it.
+        // The report is the same before the decoder is loaded and after it.
         let [before, after] = [false, true].map(|load| {
             let opened = Stored::open(&file).unwrap();
             let _decoder = load.then(|| opened.decoder().unwrap());
@@ -270,7 +271,7 @@ fn types_with_kernels_are_not_repacked() {
     }
 }
 
-/// `--outtype q8_0` quantises most low-rank matrices too.
+/// The converter's `--outtype q8_0` quantizes most low-rank matrices too.
 #[test]
 fn low_rank_matrices_may_be_quantised() {
     let (folder, place) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
@@ -303,7 +304,7 @@ fn metadata_are_read_by_key() {
     assert_eq!(metadata.text("general.name"), Ok(Some("Tiny RWKV7")));
     assert_eq!((metadata.text("none"), metadata.number("none")), (Ok(None), Ok(None)));
     assert_eq!(metadata.number("rwkv7.wkv.head_size"), Ok(Some(16)));
-    // An f32 is the shortest decimal number that it stands for, as in a config.json.
+    // An f32 is read as the shortest decimal number that rounds to it, as in a config.json.
     assert_eq!(metadata.float("a.float"), Ok(Some(1e-5)));
     let tokens: Vec<&[u8]> = metadata.texts("tokenizer.ggml.tokens").unwrap().unwrap().collect();
     assert_eq!((tokens.len(), tokens[0], tokens[1], tokens[60]), (61, &b"<s>"[..], &br"\n\n"[..], &b"[PAD60]"[..]));

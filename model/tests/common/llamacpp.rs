@@ -1,5 +1,5 @@
-//! Writes GGUF files: any metadata and tensors, and RWKV-7 and Mamba-2 with the keys, names and shapes that llama.cpp's
-//! converter (`convert_hf_to_gguf.py`) gives them.
+//! Writes GGUF files: any metadata and tensors, and RWKV-7 and Mamba-2 models with the keys, names and shapes of
+//! llama.cpp's converter (`convert_hf_to_gguf.py`).
 #![allow(dead_code, reason = "each test binary uses a part")]
 
 use std::collections::BTreeMap;
@@ -24,13 +24,13 @@ pub(crate) enum Value {
     Floats(Vec<f32>),
 }
 
-/// A text of the metadata.
+/// Returns a string value.
 pub(crate) fn text(text: &str) -> Value {
     Value::Text(text.into())
 }
 
 impl Value {
-    /// The number of the type, and the bytes.
+    /// Returns GGUF's number for the type, and the bytes.
     fn encoded(&self) -> (u32, Vec<u8>) {
         match self {
             Self::U32(value) => (4, value.to_le_bytes().into()),
@@ -68,14 +68,14 @@ pub(crate) struct Tensor {
 }
 
 impl Tensor {
-    /// 32-bit floats.
+    /// Creates a tensor of 32-bit floats.
     pub(crate) fn floats(shape: &[usize], numbers: &[f32]) -> Self {
         let bytes = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
         Self { shape: shape.into(), kind: F32, bytes }
     }
 }
 
-/// The contents of a file.
+/// The contents of a GGUF file.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Gguf {
     pub(crate) metadata: Vec<(String, Value)>,
@@ -83,7 +83,7 @@ pub(crate) struct Gguf {
 }
 
 impl Gguf {
-    /// Gives a key another value.
+    /// Sets the value of a key.
     pub(crate) fn with(mut self, key: &str, value: Value) -> Self {
         self = self.without(key);
         self.metadata.push((key.into(), value));
@@ -96,12 +96,12 @@ impl Gguf {
         self
     }
 
-    /// A tensor to change.
+    /// Returns the tensor with this name, to change it.
     pub(crate) fn tensor(&mut self, name: &str) -> &mut Tensor {
         &mut self.tensors.iter_mut().find(|(known, _)| known == name).unwrap().1
     }
 
-    /// The bytes of the file.
+    /// Returns the bytes of the file.
     pub(crate) fn bytes(&self) -> Vec<u8> {
         let counts = [self.tensors.len() as u64, self.metadata.len() as u64].map(u64::to_le_bytes).concat();
         let mut out = [&b"GGUF\x03\0\0\0"[..], &counts].concat();
@@ -125,7 +125,7 @@ impl Gguf {
     }
 }
 
-/// RWKV-7, from the tensors of a folder by their names there and the tokens from id 1 on.
+/// Converts an RWKV-7 model. `tensors` have their names in the folder; `tokens` begin at id 1.
 pub(crate) fn rwkv7(config: &DecoderConfig, mut tensors: BTreeMap<String, Tensor>, tokens: &[Vec<u8>]) -> Gguf {
     let mut gguf = Gguf { metadata: metadata(config, tokens), tensors: Vec::new() };
     for layer in 0..config.num_hidden_layers {
@@ -140,7 +140,7 @@ pub(crate) fn rwkv7(config: &DecoderConfig, mut tensors: BTreeMap<String, Tensor
             tensor.shape = vec![config.hidden_size];
         }
         let name = renamed(&name);
-        // The first layer has no such tensors, but llama.cpp reads some.
+        // The first layer has no `v` tensors, but llama.cpp expects some, so the converter copies `a`.
         if let Some(rest) = name.strip_prefix("blk.0.time_mix_a") {
             gguf.tensors.push((format!("blk.0.time_mix_v{rest}"), tensor.clone()));
         }
@@ -180,7 +180,7 @@ fn metadata(config: &DecoderConfig, tokens: &[Vec<u8>]) -> Vec<(String, Value)> 
     metadata.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
 }
 
-/// The converter's name of a tensor.
+/// Returns the converter's name for a tensor of RWKV-7.
 fn renamed(name: &str) -> String {
     let Some(name) = name.strip_prefix("model.layers.") else {
         let outside = [("model.embeddings.", "token_embd."), ("model.norm.", "output_norm."), ("lm_head.", "output.")];
@@ -208,7 +208,7 @@ fn renamed(name: &str) -> String {
     if complete { name } else { format!("{name}.weight") }
 }
 
-/// Mamba-2, from the tensors of a folder by their names there, in floats, and with these tokens.
+/// Converts a Mamba-2 model with these tokens. `tensors` are in f32 and have their names in the folder.
 pub(crate) fn mamba2(config: &DecoderConfig, tensors: BTreeMap<String, Tensor>, tokens: &[&str]) -> Gguf {
     let (size, space) = (|value: usize| Value::U32(value as u32), config.state_space.unwrap());
     let pad = (tokens.len()..config.vocab_size).map(|id| format!("[PAD{id}]").into_bytes());
@@ -269,7 +269,7 @@ pub(crate) fn mamba2(config: &DecoderConfig, tensors: BTreeMap<String, Tensor>, 
     Gguf { metadata, tensors: tensors.collect() }
 }
 
-/// The same with the tokens and merges of a `tokenizer.json`.
+/// Like [`mamba2`], with the tokens and merges of a `tokenizer.json`.
 pub(crate) fn mamba2_with(config: &DecoderConfig, tensors: BTreeMap<String, Tensor>, tokenizer: &Json) -> Gguf {
     let vocab = tokenizer["model"]["vocab"].as_object().unwrap();
     let mut tokens: BTreeMap<u64, &str> =
@@ -295,7 +295,7 @@ pub(crate) fn mamba2_with(config: &DecoderConfig, tensors: BTreeMap<String, Tens
     file
 }
 
-/// The same for a tokenizer in the manner of SentencePiece, with scores in the order of the merges.
+/// Like [`mamba2_with`], for a SentencePiece tokenizer, with scores in the order of the merges.
 pub(crate) fn mamba2_scored(config: &DecoderConfig, tensors: BTreeMap<String, Tensor>, tokenizer: &Json) -> Gguf {
     let merges = tokenizer["model"]["merges"].as_array().unwrap().iter();
     let score = |(merge, at): (&Json, i16)| (format!("{}{}", text_of(&merge[0]), text_of(&merge[1])), f32::from(-at));
@@ -325,7 +325,7 @@ fn text_of(json: &Json) -> &str {
     json.as_str().unwrap()
 }
 
-/// A token as Python's `repr` writes bytes, without the quotes.
+/// Returns a token as Python's `repr` writes bytes, without the quotes.
 pub(crate) fn repr(token: &[u8]) -> Vec<u8> {
     let both = token.contains(&b'\'') && token.contains(&b'"');
     let one = |byte: &u8| match byte {

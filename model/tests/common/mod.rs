@@ -1,4 +1,5 @@
-//! What the model's integration tests share: a plain generator, tensors from it, tiny checkpoints on disk.
+//! Helpers that the model's integration tests share: a simple random number generator, tensors from it, and tiny
+//! checkpoints on disk.
 #![allow(dead_code, missing_docs, unreachable_pub, reason = "each test binary uses a part")]
 
 use std::path::{Path, PathBuf};
@@ -6,7 +7,7 @@ use std::path::{Path, PathBuf};
 use tidegate_model::checkpoint;
 use tidegate_model::{Decoder, DecoderConfig, Device, Tensor};
 
-/// Numbers about uniform in [-1, 1), the same for the same seed.
+/// A seeded generator of numbers, about uniform in [-1, 1).
 pub struct Numbers(u64);
 
 impl Numbers {
@@ -19,7 +20,7 @@ impl Numbers {
         (self.0 >> 40) as f32 / (1u64 << 23) as f32 - 1.0
     }
 
-    /// About normal: a sum of twelve uniforms has variance 4.
+    /// Returns a number of an approximately normal distribution: the sum of twelve uniform numbers has variance 4.
     pub fn normal(&mut self) -> f32 {
         (0..12).map(|_| self.next()).sum::<f32>() / 2.0
     }
@@ -37,7 +38,7 @@ impl Numbers {
     }
 }
 
-/// A small decoder's config; `extra` is more JSON keys, or others in place of its own, each with a comma before it.
+/// Returns a small decoder's config. `extra` adds or replaces JSON keys, each with a comma before it.
 pub fn config(extra: &str) -> DecoderConfig {
     let mut config = serde_json::json!({"model_type": "rfa_gate", "vocab_size": 61, "hidden_size": 24,
         "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 8, "proj_dim": 12});
@@ -46,7 +47,7 @@ pub fn config(extra: &str) -> DecoderConfig {
     DecoderConfig::from_json(&config.to_string()).unwrap()
 }
 
-/// Writes a checkpoint of random weights that are nowhere all zeros or all ones.
+/// Writes a checkpoint of random weights. No tensor is all zeros or all ones.
 pub fn write_checkpoint(folder: &Path, config: &DecoderConfig, seed: u64) {
     std::fs::write(folder.join("config.json"), serde_json::to_string(config).unwrap()).unwrap();
     let mut numbers = Numbers::new(seed);
@@ -59,9 +60,9 @@ pub fn write_checkpoint(folder: &Path, config: &DecoderConfig, seed: u64) {
             }
             n if n.ends_with("sigma") => numbers.vec(len).iter().map(|v| 0.9 + 0.3 * v).collect(),
             n if n.ends_with("gate.bias") => numbers.vec(len).iter().map(|v| 2.0 + 2.0 * v).collect(),
-            // Decays with half-lives from one token to some dozens.
+            // Decays with half-lives from one token to a few dozen.
             n if n.ends_with("w_lora.lora.2.bias") => numbers.vec(len).iter().map(|v| -2.0 + 3.0 * v).collect(),
-            // Of Mamba-2: steps of time about 0.1 to 2, and decays with half-lives from less than a token to some dozens.
+            // Mamba-2: time steps of about 0.1 to 2, and half-lives from less than one token to a few dozen.
             n if n.ends_with("A_log") => numbers.vec(len),
             n if n.ends_with("dt_bias") => numbers.vec(len).iter().map(|v| -1.5 + 1.5 * v).collect(),
             n if n.ends_with("mixer.D") => numbers.vec(len).iter().map(|v| 1.0 + 0.5 * v).collect(),
@@ -74,12 +75,12 @@ pub fn write_checkpoint(folder: &Path, config: &DecoderConfig, seed: u64) {
     candle_core::safetensors::save(&tensors.collect(), folder.join("model.safetensors")).unwrap();
 }
 
-/// A decoder of random weights.
+/// Returns a decoder with [`config`] and random weights.
 pub fn decoder(extra: &str, seed: u64) -> Decoder {
     written(&config(extra), seed)
 }
 
-/// A decoder of this config and random weights, by way of a checkpoint.
+/// Returns a decoder with this config and random weights, loaded from a checkpoint.
 pub fn written(config: &DecoderConfig, seed: u64) -> Decoder {
     let folder = tempfile::tempdir().unwrap();
     write_checkpoint(folder.path(), config, seed);
@@ -94,12 +95,12 @@ pub fn flat(tensor: &Tensor) -> Vec<f32> {
     tensor.flatten_all().unwrap().to_vec1().unwrap()
 }
 
-/// Ids as one row (1, time).
+/// Returns ids as a tensor of one row: (1, time).
 pub fn row(ids: &[u32]) -> Tensor {
     Tensor::from_slice(ids, (1, ids.len()), &Device::Cpu).unwrap()
 }
 
-/// The largest difference of two slices.
+/// Returns the largest difference between two slices.
 pub fn distance(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());
     a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, |m, d| if d > m || d.is_nan() { d } else { m })

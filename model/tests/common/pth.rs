@@ -1,5 +1,5 @@
-//! Writes `.pth` files as PyTorch does: zip archives with a pickle, and RWKV-7's tensors under the names that its author gives
-//! them.
+//! Writes `.pth` files as PyTorch does, zip archives with a pickle, and gives RWKV-7's tensors the names that its
+//! author uses.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
 /// A tensor of 32-bit floats.
@@ -10,7 +10,7 @@ pub(crate) struct Floats {
     pub(crate) numbers: Vec<f32>,
 }
 
-/// The tensors of a folder with the names and shapes of its author, by name.
+/// Gives the tensors of an RWKV-7 folder the names and shapes that the author publishes, and sorts them by name.
 pub(crate) fn as_published(mut tensors: Vec<Floats>) -> Vec<Floats> {
     for tensor in &mut tensors {
         let Floats { name, shape, numbers } = tensor;
@@ -45,12 +45,12 @@ pub(crate) fn as_published(mut tensors: Vec<Floats>) -> Vec<Floats> {
     tensors
 }
 
-/// A file of these tensors.
+/// Returns a `.pth` file of these tensors.
 pub(crate) fn file(tensors: &[Floats]) -> Vec<u8> {
     around(&pickle(tensors), tensors)
 }
 
-/// An archive of any pickle and the numbers of these tensors.
+/// Returns an archive of any pickle, with the numbers of these tensors.
 pub(crate) fn around(pickle: &[u8], tensors: &[Floats]) -> Vec<u8> {
     let numbers = tensors.iter().enumerate().map(|(key, tensor)| {
         let bytes: Vec<u8> = tensor.numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
@@ -62,7 +62,7 @@ pub(crate) fn around(pickle: &[u8], tensors: &[Floats]) -> Vec<u8> {
     archive(&first.into_iter().chain(rest).collect::<Vec<_>>())
 }
 
-/// The pickle of a dictionary of tensors, each with a storage of its own, which is named by its place.
+/// Returns the pickle of a dictionary of tensors. Each has its own storage, named by its position.
 pub(crate) fn pickle(tensors: &[Floats]) -> Vec<u8> {
     let text = |text: &str| [b"X", &(text.len() as u32).to_le_bytes()[..], text.as_bytes()].concat();
     let sizes = |sizes: &[usize]| {
@@ -82,7 +82,7 @@ pub(crate) fn pickle(tensors: &[Floats]) -> Vec<u8> {
     out
 }
 
-/// A zip archive of files as they are, each with a method of compression.
+/// Returns a zip archive of uncompressed files. The third element of each is the compression method that it claims.
 pub(crate) fn archive(files: &[(&str, &[u8], u16)]) -> Vec<u8> {
     let (mut out, mut directory) = (Vec::new(), Vec::new());
     for (name, bytes, method) in files {

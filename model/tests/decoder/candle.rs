@@ -1,5 +1,5 @@
-//! Models that candle computes: they agree with the kernels of our own where there are both, and keep the promises of every
-//! mixer: the bits of a text depend on the text alone.
+//! Tests models that candle computes: they agree with our own kernels where both exist, and the bits of a text depend
+//! on the text alone, as with every mixer.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ use tidegate_model::{Backend, Device, checkpoint};
 use crate::common::{Numbers, bits, config, distance, fixtures, write_checkpoint};
 use crate::published;
 
-/// The keys of families with kernels of our own, in shapes that candle supports.
+/// Config keys of the families that have our own kernels, in shapes that the candle backend supports.
 const NATIVE: [&str; 6] = [
     "",
     r#", "conv_kernel": 4, "output_norm": true, "position_embedding": "rope", "tie_word_embeddings": true"#,
@@ -33,7 +33,7 @@ fn native(keys: &str, seed: u64) -> TempDir {
     folder
 }
 
-/// A checkpoint of every family, with its name.
+/// Writes a checkpoint of every family, and returns each with its name.
 fn all() -> Vec<(String, TempDir)> {
     let ours = NATIVE.iter().map(|keys| ((*keys).to_owned(), native(keys, 3)));
     let theirs = published::FAMILIES.iter().map(|kind| ((*kind).to_owned(), published::written(kind, 61, 64, 3)));
@@ -50,8 +50,8 @@ fn state(pool: &CandlePool, slot: usize) -> Vec<u32> {
     bits(&pool.export(slot).unwrap())
 }
 
-/// A state of our own in the order of candle's: RWKV-7's and Mamba-2's matrices have rows for columns, and each of the sums
-/// of RFA is there for all heads at once.
+/// Reorders the state of one of our decoders as the candle backend stores it: matrices of RWKV-7 and Mamba-2 are
+/// transposed, and each of RFA's sums is stored for all heads together.
 fn in_their_order(config: &tidegate_model::DecoderConfig, numbers: &[f32]) -> Vec<f32> {
     let (layout, d) = (config.state_layout(), config.head_dim);
     let (memory, inputs) = numbers.split_at(layout.memory());
@@ -75,7 +75,7 @@ fn in_their_order(config: &tidegate_model::DecoderConfig, numbers: &[f32]) -> Ve
     out
 }
 
-/// Logits and states agree to 1e-4, relative to the largest where that is above 1.
+/// Logits agree to 1e-4. States agree to 1e-4, relative to their largest number if that is above 1.
 #[test]
 fn it_agrees_with_the_kernels_of_our_own() {
     for (seed, keys) in (40..).zip(NATIVE) {
@@ -158,7 +158,7 @@ fn a_state_continues_in_another_pool_bit_for_bit() {
     for (name, folder) in all() {
         let decoder = load(folder.path());
         let ids = Numbers::new(9).ids(50, 61);
-        // Around the length of the convolutions.
+        // Lengths around that of the convolutions, and a longer one.
         for read in [1, 2, 3, 4, 5, 30] {
             let (mut here, mut there) = (decoder.new_pool(1, 1).unwrap(), decoder.new_pool(2, 1).unwrap());
             decoder.prefill(&ids[..read], &mut here, 0).unwrap();
@@ -176,7 +176,7 @@ fn a_state_continues_in_another_pool_bit_for_bit() {
     }
 }
 
-/// Prints the bits of every family's logits, for the test below, which sets the variables of candle's own threads.
+/// Prints the bits of every family's logits. The next test runs this with different numbers of candle's threads.
 #[test]
 #[ignore = "the next test runs it"]
 fn print_bits() {
@@ -303,7 +303,7 @@ fn missing_misshapen_and_unknown_tensors_are_listed_in_one_error() {
             ];
             assert_eq!((each, found.len()), ([1; 3], 3), "{missing}: {found:?}");
         }
-        // Too much memory for one tensor of zeros.
+        // These shapes do not fit in memory, so they must be checked before any tensor is allocated.
         let mut keys = keys.clone();
         keys["vocab_size"] = (1 << 22).into();
         keys["hidden_size"] = (1 << 16).into();
@@ -319,7 +319,7 @@ fn missing_misshapen_and_unknown_tensors_are_listed_in_one_error() {
         let error = Checkpoint::open(folder.path()).unwrap().decoder(&Device::Cpu).unwrap_err().to_string();
         assert!(error.contains("expected [4194304, 65536]"), "{error}");
     }
-    // Quantised weights have kernels of our own alone.
+    // Only our own kernels support quantized weights.
     let folder = native("", 1);
     std::fs::rename(folder.path().join("model.safetensors"), folder.path().join("x")).unwrap();
     let quantised = fixtures().join("../../../weights/tests/fixtures/tiny-q8_0");
@@ -327,7 +327,7 @@ fn missing_misshapen_and_unknown_tensors_are_listed_in_one_error() {
     assert!(error.contains("has dtype q8_0, expected f32, f16 or bf16"), "{error}");
 }
 
-/// The package `mamba_ssm` has keys and a name of its own, and more rows than tokens.
+/// The package `mamba_ssm` has its own config keys and its own name for the embedding, which it pads with unused rows.
 #[test]
 fn the_layout_of_the_package_is_read() {
     let keys = published::config("mamba", 64, 64);

@@ -1,5 +1,5 @@
-//! Mamba, RWKV-5 and RWKV-6 in f64, one token after another, as their papers and authors write them: an opinion that is not
-//! candle's on the families that only candle has.
+//! Compares Mamba, RWKV-5 and RWKV-6 with references in f64 that read one token after another, as in the papers and the
+//! authors' code. Only candle computes these families, so the references check candle independently.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -11,7 +11,7 @@ use tidegate_model::{Backend, DType, Device};
 use crate::common::{Numbers, distance};
 use crate::published;
 
-/// A checkpoint and what each layer has left behind, by name.
+/// A checkpoint, and the state of its layers by name.
 struct Model {
     config: Value,
     tensors: HashMap<String, Vec<f64>>,
@@ -21,7 +21,7 @@ struct Model {
 fn norm(x: &[f64], weight: &[f64], bias: Option<&[f64]>, groups: usize) -> Vec<f64> {
     let size = x.len() / groups;
     let one = |(i, x): (usize, &[f64])| -> Vec<f64> {
-        // With a bias it is a layer norm, without one an RMSNorm.
+        // A layer norm if there is a bias, otherwise an RMSNorm.
         let mean = if bias.is_some() { x.iter().sum::<f64>() / size as f64 } else { 0.0 };
         let scale = (x.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / size as f64 + 1e-5).sqrt();
         let at = |j: usize| (weight[i * size + j], bias.map_or(0.0, |bias| bias[i * size + j]));
@@ -38,12 +38,12 @@ fn silu(x: f64) -> f64 {
     x * sigmoid(x)
 }
 
-/// `W x`, row by row.
+/// Returns `W x`.
 fn times(w: &[f64], x: &[f64]) -> Vec<f64> {
     w.chunks_exact(x.len()).map(|row| row.iter().zip(x).map(|(w, x)| w * x).sum()).collect()
 }
 
-/// `x W`, for a matrix with as many rows as `x` has numbers.
+/// Returns `x W`, for a matrix with as many rows as `x` has numbers.
 fn into(x: &[f64], w: &[f64]) -> Vec<f64> {
     let columns = w.len() / x.len();
     (0..columns).map(|j| x.iter().enumerate().map(|(i, x)| x * w[i * columns + j]).sum()).collect()
@@ -76,7 +76,7 @@ impl Model {
         norm(x, self.of(&format!("{name}.weight")), Some(self.of(&format!("{name}.bias"))), 1)
     }
 
-    /// Replaces what is remembered under a name, and gives what was.
+    /// Replaces the state with this name, and returns the previous one, or zeros if there is none.
     fn swap(&mut self, name: String, new: Vec<f64>) -> Vec<f64> {
         let zeros = vec![0.0; new.len()];
         self.state.insert(name, new).unwrap_or(zeros)
@@ -139,7 +139,7 @@ impl Model {
         let (h, size) = (x.len(), self.number("head_size"));
         let shifted = |share: &[f64]| zip(&x, &zip(&zip(&last, &x, |l, x| l - x), share, |s, m| s * m), |x, s| x + s);
         let [w, k, v, r, g] = if self.config["model_type"] == "rwkv5" {
-            // Here a share is that of the newest token.
+            // In RWKV-5, a stored share is that of the newest token.
             let mixed = |name: &str| {
                 let share: Vec<f64> = self.of(&own(&format!("time_mix_{name}"))).iter().map(|m| 1.0 - m).collect();
                 shifted(&share)
@@ -175,7 +175,7 @@ impl Model {
             }
         }
         self.state.insert(name, s);
-        // The divisor of a head's output.
+        // Divide by `head_size_divisor`, which is 8.
         let out: Vec<f64> = out.iter().map(|o| o / 8.0).collect();
         let out = norm(&out, self.of(&own("ln_x.weight")), Some(self.of(&own("ln_x.bias"))), h / size);
         times(self.of(&own("output.weight")), &zip(&out, &g, |o, g| o * silu(g)))
@@ -199,7 +199,7 @@ impl Model {
 
 #[test]
 fn the_families_that_only_candle_has_are_those_of_their_papers() {
-    // RecurrentGemma has golden numbers of its own.
+    // RecurrentGemma is compared with golden numbers in `recurrent_gemma.rs`.
     for (seed, kind) in (60..).zip(published::FAMILIES).filter(|(_, kind)| *kind != "recurrent_gemma") {
         let folder = published::written(kind, 61, 64, seed);
         let (mut model, decoder) = (Model::load(folder.path()), Checkpoint::open(folder.path()).unwrap());

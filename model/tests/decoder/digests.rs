@@ -1,5 +1,6 @@
-//! The bits of some models, which no change may change by accident. They hold on every instruction set, as the tests of the
-//! kernels require, and with any number of threads. A change that is meant to change them writes new digests here.
+//! Digests of some models' logits and states, so that no change alters their bits by accident. The bits are the same on
+//! every instruction set and with any number of threads, as other tests check. A change that alters them on purpose
+//! updates the digests here.
 
 use std::path::PathBuf;
 
@@ -7,13 +8,13 @@ use tidegate_model::{Device, checkpoint};
 
 use crate::common::{Numbers, bits};
 
-/// FNV-1a of all bits.
+/// Returns the FNV-1a hash of all bits.
 fn digest(numbers: &[u32]) -> u64 {
     let bytes = numbers.iter().flat_map(|bits| bits.to_le_bytes());
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
-/// FNV-1a of the logits after 200 tokens and of the state.
+/// Returns the digest of the logits and the state after 200 tokens.
 fn of_model(fixture: &str) -> u64 {
     let folder: PathBuf = [env!("CARGO_MANIFEST_DIR"), "tests", fixture].iter().collect();
     let decoder = checkpoint::load(&folder, &Device::Cpu).unwrap();

@@ -1,4 +1,5 @@
-//! A slot that has read drafts and keeps some of them has the bits of a slot that has read those alone, one after another.
+//! Tests speculative decoding: a slot that verifies draft tokens and keeps some of them has the same bits as a slot
+//! that has read only those tokens, one after another.
 
 use tidegate_model::{Decoder, ModelError, PoolOptions, SlotError, StatePool, StateType, Threads, WeightType};
 
@@ -6,7 +7,7 @@ use crate::common::{Numbers, bits, config, decoder};
 use crate::promises::{pool, state, wide_decoders};
 use crate::table::{MIXERS, configs};
 
-/// The logits after each of `ids`, read one after another.
+/// Reads `ids` one after another, and returns the bits of the logits after each.
 fn steps(decoder: &Decoder, pool: &mut StatePool, slot: usize, ids: &[u32]) -> Vec<u32> {
     ids.iter().flat_map(|&id| bits(&decoder.decode(&[id], pool, &[slot]).unwrap())).collect()
 }
@@ -17,7 +18,8 @@ fn verify(decoder: &Decoder, pool: &mut StatePool, slots: &[usize], ids: &[u32])
     bits(&logits)
 }
 
-/// Slots 0 and 2 read drafts, of which 0 keeps `kept` and 2 one; 1 and 3 read what these keep. `read`: the tokens before.
+/// Slots 0 and 2 verify `drafts` draft tokens; slot 0 keeps `kept` of them and slot 2 keeps one. Slots 1 and 3 read the
+/// kept tokens one by one, and must get the same bits. `read`: how many tokens the slots of each pair have read before.
 fn check(decoder: &Decoder, kind: StateType, read: [usize; 2], (drafts, kept): (usize, usize), seed: u64) {
     let vocab = decoder.config().vocab_size;
     let name = format!("{kept} of {drafts}, {kind:?}, {}", decoder.config().mixer());
@@ -29,7 +31,7 @@ fn check(decoder: &Decoder, kind: StateType, read: [usize; 2], (drafts, kept): (
             decoder.prefill(&texts[slot / 2], &mut pool, slot).unwrap();
         }
     }
-    // The second step begins where the first has ended, and is smaller; the third is of one slot.
+    // The second round continues from the first with fewer drafts; the third has only one slot.
     for (round, (slots, drafts)) in
         [(&[0, 2][..], drafts), (&[0, 2], drafts.min(2)), (&[2], drafts)].into_iter().enumerate()
     {
@@ -45,7 +47,7 @@ fn check(decoder: &Decoder, kind: StateType, read: [usize; 2], (drafts, kept): (
             logits
         });
         assert_eq!(logits, want.collect::<Vec<_>>(), "{name}, round {round}");
-        // The last row first.
+        // Drafts may be kept in any order of the rows; here the last row is first.
         for (&slot, ids) in of_rows().rev() {
             let count = if slot == 0 { kept.min(drafts) } else { 1 };
             decoder.keep(&mut pool, slot, count).unwrap();
@@ -54,7 +56,7 @@ fn check(decoder: &Decoder, kind: StateType, read: [usize; 2], (drafts, kept): (
             assert_eq!(pool.tokens(slot), pool.tokens(slot + 1), "{name}");
         }
     }
-    // What follows sees no difference either.
+    // Later tokens get the same bits too.
     let more = numbers.ids(20, vocab);
     for slot in [0, 2] {
         decoder.prefill(&more[..14], &mut pool, slot).unwrap();
@@ -71,7 +73,7 @@ fn kept_drafts_have_the_bits_of_single_steps() {
         assert_eq!(decoder.speculates(), row.speculates, "{name}");
         if decoder.speculates() {
             for kind in [StateType::F32, StateType::Bf16] {
-                // More than a block of tokens whose features are computed together; more and fewer than a convolution has taps.
+                // More tokens than a block whose features are computed together; more and fewer than convolution taps.
                 for case in [(1, 1), (2, 1), (2, 2), (5, 3), (14, 14)] {
                     check(&decoder, kind, [37, 3], case, 6);
                 }
@@ -138,14 +140,14 @@ fn a_slot_with_drafts_is_refused_until_some_are_kept_or_it_is_reset() {
         decoder.keep(&mut pool, 0, 2).unwrap();
         assert_eq!(pool.tokens(0), 5);
         assert_eq!(reason(&decoder.keep(&mut pool, 0, 1).unwrap_err()), Some(SlotError::NoDrafts));
-        // Drafts that are not kept leave nothing behind, neither by an import nor by a reset.
+        // An import or a reset discards drafts that were not kept.
         pool.import(1, &before, 3).unwrap();
         assert_eq!(reason(&decoder.keep(&mut pool, 1, 1).unwrap_err()), Some(SlotError::NoDrafts));
         assert_eq!(state(&pool, 1), bits(&before));
         verify(&decoder, &mut pool, &[0, 1], &[4, 5]);
         pool.reset(1).unwrap();
         assert!(state(&pool, 1).iter().all(|&bits| bits == 0));
-        // The step of another slot has taken the place of what was noted.
+        // Verifying drafts of another slot has overwritten the recorded drafts of slot 0.
         verify(&decoder, &mut pool, &[1], &[4, 5]);
         assert_eq!(reason(&decoder.keep(&mut pool, 0, 1).unwrap_err()), Some(SlotError::NoDrafts));
         pool.reset(0).unwrap();

@@ -1,5 +1,5 @@
-//! A million tokens do not drift: states and logits of small models against references in f64. Run it by
-//! `cargo test -p tidegate-model --test decoder million -- --ignored --nocapture`.
+//! Tests that the errors of small models do not grow over a million tokens: states and logits are compared with
+//! references in f64. Run with `cargo test -p tidegate-model --test decoder million -- --ignored --nocapture`.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -12,16 +12,16 @@ use crate::common::{Numbers, config, flat, write_checkpoint};
 use crate::reference::wide;
 use crate::table::MIXERS;
 
-/// Tokens between two comparisons, and the number of them.
+/// Number of tokens between two comparisons.
 const TOKENS: usize = 1000;
 const COMPARISONS: usize = 1000;
 
-/// A whole model in f64, and what it remembers.
+/// A whole model in f64, with its state.
 trait Reference {
-    /// One token -> logits
+    /// Reads one token, and returns the logits.
     fn step(&mut self, id: u32) -> Vec<f64>;
 
-    /// The state, in the order of a slot's.
+    /// Returns the state, in the order of a slot's state.
     fn state(&self) -> Vec<f64>;
 }
 
@@ -45,7 +45,7 @@ impl Reference for (mamba2::naive::Model, Vec<mamba2::naive::LayerMemory>) {
     }
 }
 
-/// RFA-Gate of sines and cosines, without a convolution, positions and a norm of outputs.
+/// RFA-Gate with sines and cosines as features, without a convolution, positions or an output norm.
 struct RfaGate {
     config: DecoderConfig,
     tensors: BTreeMap<String, Vec<f64>>,
@@ -63,18 +63,18 @@ impl RfaGate {
         Self { heads: vec![memory; config.num_hidden_layers * config.num_attention_heads], config, tensors }
     }
 
-    /// W x
+    /// Returns `W x`.
     fn linear(&self, name: &str, x: &[f64]) -> Vec<f64> {
         self.tensors[&format!("{name}.weight")].chunks_exact(x.len()).map(|row| dot(row, x)).collect()
     }
 
-    /// `x / sqrt(mean(x^2) + eps) weight`
+    /// Returns `x / sqrt(mean(x^2) + eps) weight`.
     fn normed(&self, name: &str, x: &[f64]) -> Vec<f64> {
         let scale = 1.0 / (dot(x, x) / x.len() as f64 + self.config.rms_norm_eps).sqrt();
         x.iter().zip(&self.tensors[&format!("{name}.weight")]).map(|(x, w)| x * scale * w).collect()
     }
 
-    /// x: (hidden) -> W_o h
+    /// Returns `W_o h`. x: (hidden)
     fn attention(&mut self, layer: usize, x: &[f64]) -> Vec<f64> {
         let name = format!("model.layers.{layer}.self_attn");
         let (heads, d, eps) = (self.config.num_attention_heads, self.config.head_dim, self.config.denominator_eps);
@@ -124,22 +124,22 @@ fn state(pool: &StatePool, layers: usize) -> Vec<f32> {
     (0..layers).flat_map(layer).collect()
 }
 
-/// The root mean square of the errors, relative to that of the numbers.
+/// Returns the root mean square of the errors, relative to that of the expected numbers.
 fn error(got: &[f32], want: &[f64]) -> f64 {
     assert_eq!(got.len(), want.len());
     let squares = got.iter().zip(want).map(|(&got, want)| (f64::from(got) - want).powi(2));
     (squares.sum::<f64>() / dot(want, want)).sqrt()
 }
 
-/// The errors of one pool at each comparison.
+/// A pool, and its errors at each comparison.
 struct Run {
     pool: StatePool,
     states: Vec<f64>,
     logits: Vec<f64>,
 }
 
-/// Reads a million random tokens into a small model with states of both types, and into its reference. `most` are the bounds of
-/// the errors in f32 and bf16, two or more times the greatest that were measured.
+/// Reads a million random tokens with a small model, with states of both types, and with its reference. `most` bounds
+/// the errors in f32 and bf16: at least twice the largest measured errors.
 fn do_not_drift(name: &str, keys: &str, new: impl FnOnce(&Path) -> Box<dyn Reference>, most: [f64; 2]) {
     let folder = tempfile::tempdir().unwrap();
     write_checkpoint(folder.path(), &config(keys), 41);

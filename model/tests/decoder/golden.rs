@@ -1,4 +1,5 @@
-//! PyTorch wrote the weights, inputs, logits and states under `tests/fixtures`; this decoder must agree to 1e-4.
+//! Compares decoders with PyTorch, which wrote the weights, inputs, logits and states under `tests/fixtures`. They must
+//! agree to 1e-4.
 
 use std::collections::HashMap;
 
@@ -12,7 +13,7 @@ fn compare_states(name: &str, decoder: &Decoder, pool: &StatePool, golden: &Hash
     let (d, features) = (config.head_dim, config.features());
     for layer in 0..config.num_hidden_layers {
         let get = |part: &str| golden.get(&format!("state.{layer}.{part}"));
-        // The fixtures have no keys and values of windows; the logits depend on them.
+        // The fixtures do not hold the keys and values of windows, but the logits depend on them.
         assert_eq!(get("s").is_some(), features > 0, "{name}");
         if features == 0 {
             continue;
@@ -25,7 +26,7 @@ fn compare_states(name: &str, decoder: &Decoder, pool: &StatePool, golden: &Hash
             let s_plus = Tensor::cat(&[s, z], 2).unwrap();
             let error = distance(&flat(&s_plus), &flat(&get("s").unwrap().get(row).unwrap()));
             assert!(error < TOLERANCE, "{name}: S and z of layer {layer}: {error}");
-            // c, then the maximum of the keys.
+            // After S and z come c and the maximum of the keys.
             for (at, part) in ["c", "m"].into_iter().enumerate() {
                 let Some(want) = get(part) else { continue };
                 let number = memory.narrow(1, features * (d + 1) + at, 1).unwrap();
@@ -33,7 +34,7 @@ fn compare_states(name: &str, decoder: &Decoder, pool: &StatePool, golden: &Hash
                 assert!(error < TOLERANCE, "{name}: {part} of layer {layer}: {error}");
             }
             if let Some(want) = get("conv") {
-                // PyTorch stores (3, kernel - 1, inner), we store (kernel - 1, 3 inner).
+                // PyTorch stores (3, kernel - 1, inner); we store (kernel - 1, 3 inner).
                 let want = want.get(row).unwrap().transpose(0, 1).unwrap().contiguous().unwrap();
                 let error = distance(&flat(&conv.unwrap()), &flat(&want));
                 assert!(error < TOLERANCE, "{name}: the convolution's inputs in layer {layer}: {error}");

@@ -1,4 +1,4 @@
-//! Decoders of the hybrid: the count of denominators, and the tensors.
+//! Tests decoders of the hybrid mixer: the counts of denominators, and the tensors.
 
 use crate::common::{Numbers, bits, config, decoder, flat, row};
 use crate::table::MIXERS;

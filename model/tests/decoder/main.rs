@@ -1,4 +1,4 @@
-//! Properties that hold for every mixer of the table, and golden logits from PyTorch.
+//! Tests of whole decoders: properties of every mixer, and agreement with other implementations.
 
 #[path = "../common/mod.rs"]
 mod common;

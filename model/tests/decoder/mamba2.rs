@@ -1,4 +1,5 @@
-//! Mamba-2 against the reference in f64 and Hugging Face's `transformers`, and the tensors of its checkpoints.
+//! Compares Mamba-2 with the reference in f64 and with Hugging Face's `transformers`, and tests the tensors of its
+//! checkpoints.
 //!
 //! `tests/fixtures-mamba2` is written by `weights/training/tidegate_training/mamba2_fixture.py`.
 
@@ -27,7 +28,7 @@ fn compare(pool: &StatePool, slot: usize, memory: &[LayerMemory], what: &str) {
     }
 }
 
-/// The checkpoint of the fixture with this many groups of normed channels.
+/// Copies the fixture's checkpoint, with this number of groups in the gated norm.
 fn with_norm_groups(groups: usize) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     std::fs::copy(fixture(FIXTURE).join("model.safetensors"), folder.path().join("model.safetensors")).unwrap();
@@ -37,7 +38,8 @@ fn with_norm_groups(groups: usize) -> tempfile::TempDir {
     folder
 }
 
-/// `transformers` norms the channels of each group apart; its older versions norm all together: both are in the fixture.
+/// `transformers` normalizes the channels of each group separately; its older versions normalize all channels together.
+/// The fixture has both.
 #[test]
 fn logits_and_states_agree_with_transformers() {
     let (golden, ids) = golden(FIXTURE);
@@ -46,7 +48,7 @@ fn logits_and_states_agree_with_transformers() {
         let decoder = checkpoint::load(folder.path(), &Device::Cpu).unwrap();
         let (vocab, layers) = (decoder.config().vocab_size, decoder.config().num_hidden_layers);
         let mut pool = decoder.new_pool(2).unwrap();
-        // At once in slot 0, token by token in slot 1.
+        // Slot 0 reads the tokens at once, slot 1 one by one.
         let mut read = 0;
         for after in [1, 10, 1000] {
             let what = |part: &str| format!("{part} after {after} tokens, {norm}");
@@ -115,7 +117,7 @@ fn a_checkpoint_has_the_tensors_of_the_published_layout() {
     assert!(!checkpoint::tensors(&config(MIXERS[4].configs[0])).contains_key("lm_head.weight"), "it is tied");
 }
 
-/// The package `mamba_ssm` calls the embedding `embedding`, and writes the tied output head too.
+/// The package `mamba_ssm` calls the embedding `embedding`, and also stores the tied output head.
 #[test]
 fn the_names_of_the_package_are_read() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! The decoder of candle tensors agrees with PyTorch and, in f64, is the oracle of the fast one.
+//! Tests the portable decoder, which uses candle tensors: it agrees with PyTorch and, in f64, checks the fast decoder.
 
 use std::collections::HashMap;
 
@@ -12,7 +12,7 @@ fn numbers(tensor: &Tensor) -> Vec<f32> {
     flat(&tensor.to_dtype(DType::F32).unwrap())
 }
 
-/// The fixtures of the families that it has.
+/// The fixtures of the families that the portable decoder supports.
 const NAMES: [&str; 13] = [
     "arc-cosine",
     "arc-cosine-no-gate",
@@ -116,7 +116,7 @@ fn candle_differentiates_it() -> Result<()> {
     let gradients = loss(tensors())?.backward()?;
     for (name, variable) in &variables {
         let gradient = gradients.get(variable).unwrap_or_else(|| panic!("{name} has no gradient"));
-        // Against the difference along the gradient's own signs.
+        // Compare with the finite difference in the direction of the gradient's signs.
         let direction = gradient.sign()?;
         let slope = (gradient * &direction)?.sum_all()?.to_scalar::<f64>()?;
         let beside = |step: f64| -> Result<f64> {

@@ -1,12 +1,12 @@
-//! Properties of every mixer: the bits of a text depend on the text alone, not on how it is divided into calls, the rest
-//! of the batch, the number of threads, or the slot and the pool.
+//! Tests properties of every mixer: the bits of a text depend on the text alone, not on how it is divided into calls,
+//! the rest of the batch, the number of threads, the slot or the pool.
 
 use tidegate_model::{Decoder, DecoderConfig, ModelError, PoolOptions, StatePool, StateType, Threads};
 
 use crate::common::{Numbers, bits, config, decoder, distance, flat, row, written};
 use crate::table::{Hostile, MIXERS, Row, configs};
 
-/// The bits of a slot's state.
+/// Returns the bits of a slot's state.
 pub(crate) fn state(pool: &StatePool, slot: usize) -> Vec<u32> {
     bits(&pool.export(slot).unwrap())
 }
@@ -74,7 +74,7 @@ fn a_state_continues_in_another_pool_and_a_reused_slot_shows_nothing() {
     }
 }
 
-/// Texts of different lengths, then twenty steps together, in scattered slots; and each of them alone.
+/// Prompts of different lengths in scattered slots take twenty steps together; then each does so alone.
 #[test]
 fn a_row_has_the_same_bits_alone_and_in_any_batch_and_slot() {
     for (mixer, name) in configs() {
@@ -99,7 +99,7 @@ fn a_row_has_the_same_bits_alone_and_in_any_batch_and_slot() {
     }
 }
 
-/// A long text and its beginning, then steps of both and of others, on one thread and on several.
+/// Reads a long text and its beginning, then takes steps in their slots and in empty ones, on one thread or several.
 #[test]
 fn threads_change_no_bit() {
     for (mixer, extra, decoder) in wide_decoders() {
@@ -121,7 +121,7 @@ fn threads_change_no_bit() {
     }
 }
 
-/// Decoders so large that a step is shared among threads.
+/// Returns decoders so large that a step is split among threads.
 pub(crate) fn wide_decoders() -> impl Iterator<Item = (&'static Row, &'static str, Decoder)> {
     let large = r#", "vocab_size": 512, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 1,
         "num_attention_heads": 4, "head_dim": 64"#;
@@ -129,7 +129,7 @@ pub(crate) fn wide_decoders() -> impl Iterator<Item = (&'static Row, &'static st
     configs.map(move |(mixer, extra)| (mixer, extra, written(&wide(large, extra), 20)))
 }
 
-/// A config of two lists of keys; the second overrides the first.
+/// Returns a config with the keys of both lists; the second list overrides the first.
 fn wide(large: &str, extra: &str) -> DecoderConfig {
     let keys = |text: &str| -> serde_json::Map<String, serde_json::Value> {
         serde_json::from_str(&format!("{{{}}}", text.trim_start_matches(','))).unwrap()
@@ -148,8 +148,8 @@ fn bf16_states_give_nearly_the_same_logits() {
         let (mut half, mut full) = (pool(&decoder, 1, StateType::Bf16), pool(&decoder, 1, StateType::F32));
         let want = decoder.prefill_logits(&ids, &mut full, 0).unwrap();
         let error = distance(&decoder.prefill_logits(&ids, &mut half, 0).unwrap(), &want);
-        // Without a gate the sums grow with the text, and the rounding of each token with them. In RWKV-7 and
-        // Mamba-2 a norm makes the readout, and its rounding, large where it is small.
+        // Without a gate, the sums grow with the text, and so does the rounding error of each token. In RWKV-7 and
+        // Mamba-2, a norm scales up small readouts along with their rounding errors.
         let config = decoder.config();
         let ungated = config.features() > 0 && !config.gate;
         let normed = config.low_ranks.is_some() || config.state_space.is_some();
@@ -185,7 +185,7 @@ const HOSTILE: [Hostile; 7] = [
     ("the last number is huge", |head| head.iter_mut().last().into_iter().for_each(|last| *last = 1e30)),
 ];
 
-/// The logits of slots 0 and 2 while the slot between them reads too.
+/// Reads `ids` in slots 0 and 2, and other tokens in slot 1, in one batch. Returns the logits of slots 0 and 2.
 fn steps(decoder: &Decoder, pool: &mut StatePool, ids: &[u32]) -> Vec<u32> {
     let step = |&id: &u32| {
         let logits = decoder.decode(&[id, 60 - id, id], pool, &[0, 1, 2]).unwrap();
@@ -194,7 +194,7 @@ fn steps(decoder: &Decoder, pool: &mut StatePool, ids: &[u32]) -> Vec<u32> {
     ids.iter().flat_map(step).collect()
 }
 
-/// No import panics or changes another slot's bits, and a reset removes it.
+/// No import panics or changes another slot's bits, and a reset removes the imported state.
 #[test]
 fn an_impossible_state_is_refused_or_affects_only_its_slot_until_a_reset() {
     let (before, ids) = (Numbers::new(1).ids(33, 61), Numbers::new(2).ids(6, 61));

@@ -1,4 +1,4 @@
-//! What the tests of RWKV-7 and Mamba-2 share: their fixtures, the tensors of their references, and comparisons.
+//! Helpers that tests of golden numbers and references share: fixtures, tensors in f64, and comparisons.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ pub(crate) fn fixture(folder: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(folder)
 }
 
-/// The logits and states that another implementation wrote, by name, and the tokens that it read.
+/// Returns the logits and states that another implementation computed, by name, and the tokens that it read.
 pub(crate) fn golden(folder: &str) -> (HashMap<String, Tensor>, Vec<u32>) {
     let golden: HashMap<String, Tensor> =
         candle_core::safetensors::load(fixture(folder).join("golden.safetensors"), &Device::Cpu).unwrap();
@@ -22,8 +22,8 @@ pub(crate) fn golden(folder: &str) -> (HashMap<String, Tensor>, Vec<u32>) {
     (golden, ids)
 }
 
-/// The configuration of a checkpoint and its tensors in f64. An output head that is tied to the tensor `embeddings` is one of
-/// its own.
+/// Returns the config of a checkpoint and its tensors in f64. If the output head is tied, it is a copy of the tensor
+/// named `embeddings`.
 pub(crate) fn wide(folder: &Path, embeddings: &str) -> (DecoderConfig, BTreeMap<String, Vec<f64>>) {
     let stored = Stored::open(folder).unwrap();
     let numbers = |name: &str| stored.floats(name).unwrap().into_iter().map(f64::from).collect::<Vec<_>>();
@@ -34,7 +34,7 @@ pub(crate) fn wide(folder: &Path, embeddings: &str) -> (DecoderConfig, BTreeMap<
     (stored.config().clone(), tensors)
 }
 
-/// A layer of a slot's state: S, and the inputs that it keeps.
+/// Returns one layer of a slot's state: S, and the past inputs that the layer keeps.
 pub(crate) fn layer(pool: &StatePool, layer: usize, slot: usize) -> (Vec<f32>, Vec<f32>) {
     let (memory, inputs) = pool.layer(layer, slot).unwrap();
     (flat(&memory), flat(&inputs.unwrap()))

@@ -1,4 +1,4 @@
-//! Decoders of random feature attention: the chunked form, maxima of keys, and the count of denominators.
+//! Tests decoders of random feature attention: the chunked form, the maxima of keys, and the counts of denominators.
 
 use crate::common::{Numbers, bits, decoder, distance, flat, row};
 use tidegate_model::Denominators;
@@ -17,7 +17,7 @@ fn the_chunked_form_agrees_with_the_serving_form() {
         let mut probe = Probe::default();
         let chunked = flat(&decoder.forward_probed(&row(&ids), &mut pool, &[1], &mut probe).unwrap());
         assert!(distance(&served, &chunked) < 1e-4, "{kind}: {}", distance(&served, &chunked));
-        // Without a gate the sums grow with the text, and the rounding with them.
+        // Without a gate, the sums grow with the text, and their rounding errors with them, so the error is relative.
         let (served, chunked) = (pool.export(0).unwrap(), pool.export(1).unwrap());
         let error = served.iter().zip(&chunked).map(|(a, b)| (a - b).abs() / a.abs().max(1.0)).fold(0.0, f32::max);
         assert!(error < 1e-4 && chunked.iter().all(|v| v.is_finite()), "{kind}: {error}");
@@ -34,7 +34,7 @@ fn an_impossible_maximum_is_refused_and_a_low_one_only_forgets() {
     let (head, greatest) = (pool.layout().head, decoder.greatest_maxima());
     assert_eq!(greatest.len(), numbers.len() / head);
     assert!(numbers.chunks_exact(head).zip(&greatest).all(|(head, &most)| head[head.len() - 1] <= most));
-    // The third head's maximum, then that of an empty state.
+    // Sets the maximum of the third head.
     let with = |numbers: &[f32], maximum: f32| {
         let mut foreign = numbers.to_vec();
         foreign[3 * head - 1] = maximum;
@@ -56,7 +56,7 @@ fn an_impossible_maximum_is_refused_and_a_low_one_only_forgets() {
     for maximum in [greatest[2], -90.0, f32::MIN] {
         assert_eq!(bits(&read(&with(&vec![0.0; numbers.len()], maximum))), bits(&fresh), "{maximum}");
     }
-    // So low that nothing of the old state is left.
+    // If the maximum is this low, the next key leaves nothing of the old state.
     for low in [-1e30, f32::MIN] {
         let mut foreign = numbers.clone();
         foreign.iter_mut().skip(head - 1).step_by(head).for_each(|maximum| *maximum = low);

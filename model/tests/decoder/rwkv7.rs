@@ -1,4 +1,4 @@
-//! RWKV-7 against PyPI's `rwkv` and the reference in f64, and the tensors of its checkpoints.
+//! Compares RWKV-7 with PyPI's `rwkv` and with the reference in f64, and tests the tensors of its checkpoints.
 //!
 //! `tests/fixtures-rwkv7` is written by `weights/training/tidegate_training/rwkv7_fixture.py`.
 
@@ -35,7 +35,7 @@ fn logits_and_states_agree_with_the_package_rwkv() {
     let (golden, ids) = golden(FIXTURE);
     let vocab = decoder.config().vocab_size;
     let mut pool = decoder.new_pool(2).unwrap();
-    // At once in slot 0, token by token in slot 1.
+    // Slot 0 reads the tokens at once, slot 1 one by one.
     let mut read = 0;
     for after in [1, 10, 1000] {
         let want = flat(&golden[&format!("{after}.logits")]);
@@ -165,7 +165,7 @@ fn packed_shares_of_the_first_published_version_are_read() {
     assert!(error.contains("missing tensor model.layers.1.attn.x_g"), "{error}");
 }
 
-/// Quantised matrices change the logits a little; the low-rank maps stay as they are stored.
+/// Quantized matrices change the logits a little; the low-rank matrices keep their stored type.
 #[test]
 fn quantised_weights_give_nearly_the_same_logits() {
     let keys = MIXERS[3].configs[2];

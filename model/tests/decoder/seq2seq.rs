@@ -1,4 +1,4 @@
-//! The encoder-decoder: agreement with PyTorch, and the properties of texts after a source.
+//! Tests the encoder-decoder: it agrees with PyTorch, and the bits of a translation depend on source and text alone.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -126,7 +126,7 @@ fn a_translation_is_the_same_in_any_pieces_batch_and_number_of_threads() {
 
 #[test]
 fn threads_change_no_bit_of_wide_layers() {
-    // Wide and long enough that cross attention and the encoder are shared among the threads.
+    // Wide and long enough that cross attention and the encoder are split among the threads.
     let wide = r#", "hidden_size": 64, "num_attention_heads": 8, "head_dim": 64, "proj_dim": 64"#;
     for more in ["", SOFTMAX] {
         let decoder = written(&config(&format!("{SOURCE}{wide}{more}")), 5);

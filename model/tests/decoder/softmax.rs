@@ -1,4 +1,4 @@
-//! Decoders of softmax attention: the window, the probe, and the tensors.
+//! Tests decoders of softmax attention: the window, the probe, and the tensors.
 
 use tidegate_model::probe::{LayerProbe, Probe};
 use tidegate_model::{DecoderConfig, Denominators, checkpoint};
@@ -8,7 +8,7 @@ use crate::table::MIXERS;
 
 #[test]
 fn only_the_last_tokens_of_the_window_count() {
-    // One layer: the inputs of a deeper layer depend on tokens before its window.
+    // Only one layer, because the inputs of a deeper layer depend on tokens before its window.
     let config = DecoderConfig { num_hidden_layers: 1, ..config(r#", "attention": "softmax", "sliding_window": 40"#) };
     let decoder = written(&config, 5);
     let ids = Numbers::new(6).ids(333, 61);
@@ -16,7 +16,7 @@ fn only_the_last_tokens_of_the_window_count() {
     let long = decoder.prefill_logits(&ids, &mut pool, 0).unwrap();
     let last = decoder.prefill_logits(&ids[333 - 40..], &mut pool, 1).unwrap();
     let error = distance(&long, &last);
-    // Products of rotated queries and keys depend on distances, but other positions round differently.
+    // Products of rotated queries and keys depend only on distances, but are rounded differently at other positions.
     assert!(error < 1e-4, "{error}");
     pool.reset(1).unwrap();
     let other = decoder.prefill_logits(&ids[333 - 39..], &mut pool, 1).unwrap();

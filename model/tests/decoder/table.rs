@@ -1,24 +1,24 @@
-//! The table of mixers for the tests in `promises`: a new mixer is one row.
+//! The table of mixers for the tests in `promises`. A new mixer needs only a new row.
 
 /// One mixer and its configs, each a list of JSON keys for [`crate::common::config`].
 pub(crate) struct Row {
     pub(crate) configs: &'static [&'static str],
-    /// Configs so large that a step is shared among threads.
+    /// Configs so large that a step is split among threads.
     pub(crate) wide: &'static [&'static str],
-    /// Tokens of the longest text: longer than every window.
+    /// Number of tokens of the longest text. It fills every window except the one of 1,000 tokens.
     pub(crate) tokens: usize,
-    /// Where texts are cut: around the ends of windows, blocks and chunks.
+    /// Positions at which texts are cut: around the ends of windows, blocks and chunks.
     pub(crate) cuts: &'static [usize],
-    /// Whether it reads drafts.
+    /// Whether the mixer can verify draft tokens.
     pub(crate) speculates: bool,
-    /// Impossible states of this mixer, besides those for every mixer.
+    /// Impossible states of this mixer, in addition to those for every mixer.
     pub(crate) hostile: &'static [Hostile],
 }
 
-/// A name, and a change of one head's numbers.
+/// A description, and a function that changes one head's numbers.
 pub(crate) type Hostile = (&'static str, fn(&mut [f32]));
 
-/// The keys of RWKV-7, and some more.
+/// Config keys of RWKV-7, and additional ones.
 macro_rules! rwkv7 {
     ($more:literal) => {
         concat!(
@@ -29,7 +29,7 @@ macro_rules! rwkv7 {
     };
 }
 
-/// The keys of Mamba-2 with two heads of 16, and some more.
+/// Config keys of Mamba-2 with two heads of 16, and additional ones.
 macro_rules! mamba2 {
     ($more:literal) => {
         concat!(
@@ -41,7 +41,7 @@ macro_rules! mamba2 {
 }
 
 pub(crate) const MIXERS: [Row; 5] = [
-    // Random feature attention: every feature map; widths of heads that fill registers in different ways.
+    // Random feature attention: every feature map, and head widths that fill registers in different ways.
     Row {
         configs: &[
             "",
@@ -68,7 +68,7 @@ pub(crate) const MIXERS: [Row; 5] = [
         speculates: true,
         hostile: &[],
     },
-    // Softmax: windows of less than a block, and of several blocks of which the last is not full.
+    // Softmax: windows shorter than a block, and windows of several blocks, the last of them partial.
     Row {
         configs: &[
             r#", "attention": "softmax", "sliding_window": 1"#,
@@ -82,7 +82,7 @@ pub(crate) const MIXERS: [Row; 5] = [
         speculates: false,
         hostile: &[],
     },
-    // The hybrid: windows of one token, of less than a block, and of several blocks of which the last is not full.
+    // The hybrid: windows of one token, shorter than a block, and of several blocks, the last of them partial.
     Row {
         configs: &[
             r#", "attention": "hybrid", "sliding_window": 1"#,
@@ -101,7 +101,7 @@ pub(crate) const MIXERS: [Row; 5] = [
             ("sums are a ramp", |head| (0..=24 * 9).for_each(|i| head[i] = i as f32 - 100.0)),
         ],
     },
-    // RWKV-7: heads of one group of columns, of several that do not fill a register's, and of all published models.
+    // RWKV-7: heads of one group of columns, of several groups that do not fill a register, and of published models.
     Row {
         configs: &[
             rwkv7!(r#""hidden_size": 32, "head_dim": 16"#),
@@ -114,7 +114,7 @@ pub(crate) const MIXERS: [Row; 5] = [
         speculates: true,
         hostile: &[("S is a ramp", |head| (0..head.len()).for_each(|i| head[i] = i as f32 - 100.0))],
     },
-    // Mamba-2: heads that share B and C or have their own, that fill registers and do not; both kinds of norm.
+    // Mamba-2: heads that share B and C or have their own, head widths that fill registers or not, both kinds of norm.
     Row {
         configs: &[
             mamba2!(r#""tie_word_embeddings": true"#),
@@ -136,7 +136,7 @@ pub(crate) const MIXERS: [Row; 5] = [
     },
 ];
 
-/// Every config of every mixer, with its row.
+/// Returns every config of every mixer, with its row.
 pub(crate) fn configs() -> impl Iterator<Item = (&'static Row, &'static str)> {
     MIXERS.iter().flat_map(|row| row.configs.iter().map(move |&config| (row, config)))
 }

@@ -1,4 +1,5 @@
-//! The chunked and the one-step form against the naive one in f64, over feature maps, shapes, chunks and gates.
+//! Compares the chunked and the one-step form with the naive form in f64, for all feature maps, and many shapes, chunk
+//! sizes and gates.
 
 use crate::common::Numbers;
 use proptest::prelude::*;
@@ -8,14 +9,14 @@ use tidegate_model::mixers::rfa::{Sums, SumsShape, chunk, naive, recurrent};
 use tidegate_model::random::Normals;
 use tidegate_model::{Device, StateType, Tensor};
 
-/// Absolute error that a fast form may have for values of unit scale.
+/// Maximum absolute error of a fast form for values of unit scale.
 const TOLERANCE: f64 = 1e-4;
-/// The same for a state in bf16.
+/// Like [`TOLERANCE`], for a state in bf16.
 const HALF_TOLERANCE: f64 = 0.1;
 
 const MAPS: [FeatureMap; 4] = [FeatureMap::Gaussian, FeatureMap::ArcCosine, FeatureMap::Elu, FeatureMap::Favor];
 
-/// Inputs of one recurrence: unit-scale q, k and v, random matrices times sigma, gate logits.
+/// Inputs of one recurrence: q, k and v of unit scale, random matrices times sigma, and gate logits.
 struct Case {
     map: FeatureMap,
     proj_dim: usize,
@@ -28,7 +29,7 @@ struct Case {
 }
 
 impl Case {
-    /// map: with its D; batch: with the time; shape: heads, d and the floor.
+    /// Creates a case. `gate` bounds the absolute value of gate logits.
     fn new(
         (map, proj_dim): (FeatureMap, usize),
         (batch, time): (usize, usize),
@@ -63,7 +64,7 @@ impl Case {
         &self.qkv[(((b * self.time + t) * 3 + which) * self.shape.heads + head) * d..][..d]
     }
 
-    /// h (batch, time, heads, d) by the reference.
+    /// Computes h (batch, time, heads, d) with the reference.
     fn truth(&self) -> Vec<f64> {
         let recurrent::Shape { heads, head_dim: d, features, eps } = self.shape;
         let wide = |x: &[f32]| x.iter().map(|&v| f64::from(v)).collect::<Vec<f64>>();
@@ -102,7 +103,7 @@ impl Case {
         }
     }
 
-    /// h by the chunked form.
+    /// Computes h with the chunked form.
     fn chunked(&self, chunk: usize) -> Vec<f32> {
         let recurrent::Shape { heads, head_dim: d, features: width, eps } = self.shape;
         let shape = (self.batch, self.time, 3, heads, d);
@@ -135,7 +136,7 @@ impl Case {
         Sums::zeros(2 * self.batch, sums, state)
     }
 
-    /// h by the one-step form, `cut` tokens at a time, the rows in the slots of a larger pool, last row first.
+    /// Computes h with the one-step form, `cut` tokens at a time. The rows use slots of a larger pool in reverse order.
     fn stepped(&self, cut: usize, state: StateType) -> Vec<f32> {
         let recurrent::Shape { heads, head_dim: d, .. } = self.shape;
         let (features, mut memory) = (self.features(), self.memory(state));
@@ -144,7 +145,7 @@ impl Case {
         for t in (0..self.time).step_by(cut) {
             let len = cut.min(self.time - t);
             let mut h = vec![f32::NAN; self.batch * len * heads * d];
-            // These tokens of all rows, from (batch, time, width).
+            // Takes these tokens of all rows from (batch, time, width).
             let at = |x: &[f32], width: usize| -> Vec<f32> {
                 x.chunks_exact(self.time * width).flat_map(|row| &row[t * width..][..len * width]).copied().collect()
             };
@@ -170,8 +171,8 @@ fn error(got: &[f32], want: &[f64]) -> f64 {
         .fold(0.0, |m, e| if e > m || e.is_nan() { e } else { m })
 }
 
-/// A floor of 0.2 c limits how much the division magnifies rounding: the test compares forms, not the conditioning of a
-/// denominator near zero.
+/// A floor of 0.2 c limits how much the division magnifies rounding errors: the test compares forms, not the
+/// conditioning of a denominator near zero.
 const FLOOR: f64 = 0.2;
 
 proptest! {
@@ -189,11 +190,11 @@ proptest! {
         let (chunked, stepped) = (error(&case.chunked(chunk), &want), error(&steps, &want));
         prop_assert!(chunked < TOLERANCE, "chunked: {chunked}");
         prop_assert!(stepped < TOLERANCE, "stepped: {stepped}");
-        // The same bits in any pieces.
+        // Texts in any pieces have the same bits.
         prop_assert_eq!(case.stepped(cut, StateType::F32), steps);
         let half = case.stepped(1, StateType::Bf16);
         prop_assert_eq!(&case.stepped(cut, StateType::Bf16), &half);
-        // A bf16 has 8 bits; without a gate each step may round S once.
+        // A bf16 has 8 significant bits; without a gate, every step may round S again.
         let half = error(&half, &want);
         prop_assert!(half < HALF_TOLERANCE, "in bf16: {half}");
     }
@@ -238,8 +239,8 @@ fn a_slot_out_of_range_or_named_twice_is_refused() {
 #[test]
 fn growing_projections_stay_finite_and_accurate() {
     // Keys grow from token to token. With rows of W twenty times too long, exponentials of the projections overflow f32
-    // but not f64. Queries stay short: a head has one maximum for all its features, and features that matter to a query
-    // must not be far below it.
+    // but not f64. Queries stay short, because a head has one maximum for all its features, and features that matter to
+    // a query must not be far below it.
     const TIME: usize = 150;
     for gate in [None, Some(3.0)] {
         let mut case = Case::new((FeatureMap::Favor, 24), (2, TIME), (2, 8, FLOOR), gate, 5);
@@ -264,7 +265,7 @@ fn growing_projections_stay_finite_and_accurate() {
         assert!((200.0..600.0).contains(&most), "{most}");
         let want = case.truth();
         assert!(want.iter().all(|h| h.is_finite()), "the reference overflows f64");
-        // A projection of 300 has an error of some 1e-5, and so has the logarithm of a feature.
+        // A projection of 300 has an error of about 1e-5, and so has the logarithm of a feature.
         let steps = [1, 7].map(|cut| error(&case.stepped(cut, StateType::F32), &want));
         let chunks = [1, 9, 64].map(|chunk| error(&case.chunked(chunk), &want));
         assert!(steps.iter().chain(&chunks).all(|&error| error < 1e-3), "steps {steps:?}, chunks {chunks:?}");
@@ -273,7 +274,7 @@ fn growing_projections_stay_finite_and_accurate() {
     }
 }
 
-/// The case with keys of these lengths; further keys have the last length.
+/// Returns a case with keys of these lengths; all later keys have the last length.
 fn with_lengths(map: FeatureMap, d: usize, proj_dim: usize, gate: Option<f32>, lengths: &[f32]) -> Case {
     let mut case = Case::new((map, proj_dim), (2, 90), (2, d, FLOOR), gate, 11);
     for (i, x) in case.qkv.chunks_exact_mut(d).enumerate() {
@@ -291,8 +292,8 @@ fn with_lengths(map: FeatureMap, d: usize, proj_dim: usize, gate: Option<f32>, l
 
 #[test]
 fn long_keys_do_not_kill_a_head() {
-    // All keys long, with features of e^-60 and less; then one very long key among ordinary ones, before them, and so long
-    // that its features are 0 in f64 without a maximum.
+    // All keys are long, with features of e^-60 and less; one very long key is among ordinary ones; it is before them;
+    // it is so long that without a maximum its features are 0 in f64.
     for (lengths, first) in [(&[40.0][..], 0), (&[8.0, 110.0, 8.0], 0), (&[110.0, 8.0], 0), (&[250.0, 8.0], 1)] {
         for gate in [None, Some(3.0)] {
             let case = with_lengths(FeatureMap::Favor, 64, 128, gate, lengths);
@@ -302,7 +303,7 @@ fn long_keys_do_not_kill_a_head() {
             let mut outs = vec![case.stepped(1, StateType::F32), case.stepped(7, StateType::F32)];
             outs.extend([1, 9, 64].map(|chunk| case.chunked(chunk)));
             for mut out in outs {
-                // These tokens' features underflow in f64 but not in the fast forms.
+                // The features of these tokens underflow in the reference but not in the fast forms.
                 for h in out.chunks_exact_mut(90 * 128).flat_map(|row| row[..first * 128].chunks_exact_mut(64)) {
                     assert!(h.iter().any(|h| h.abs() > 0.1), "{lengths:?}: {h:?}");
                     h.fill(0.0);
@@ -316,7 +317,7 @@ fn long_keys_do_not_kill_a_head() {
 
 #[test]
 fn the_scale_of_sigma_does_not_change_the_arc_cosine() {
-    // sigma scales the kernel but not c: a floor of eps c would clamp the second case.
+    // sigma scales the kernel but not c, so a floor of eps c would clamp denominators once sigma is small.
     for gate in [None, Some(3.0)] {
         let mut case = Case::new((FeatureMap::ArcCosine, 24), (2, 90), (2, 16, FLOOR), gate, 3);
         let forms = |case: &Case| [case.stepped(1, StateType::F32), case.chunked(1), case.chunked(64)];
@@ -333,7 +334,7 @@ fn the_scale_of_sigma_does_not_change_the_arc_cosine() {
 
 #[test]
 fn a_denominator_of_0_gives_0_in_all_forms() {
-    // Keys whose projections are all negative have no features at all.
+    // If all projections of a key are negative, all its features are 0.
     let mut case = Case::new((FeatureMap::ArcCosine, 3), (1, 70), (1, 4, FLOOR), None, 3);
     case.w.iter_mut().for_each(|w| *w = w.abs());
     for token in case.qkv.chunks_exact_mut(3 * 4) {

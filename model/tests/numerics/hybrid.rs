@@ -1,4 +1,5 @@
-//! The hybrid of window and recurrence against the reference in f64, its limits, and its bits for texts in any pieces.
+//! Tests the hybrid of window and recurrence: it agrees with the reference in f64 and with its limiting cases, and
+//! texts in any pieces have the same bits.
 
 use crate::common::Numbers;
 use proptest::prelude::*;
@@ -16,7 +17,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|v| v.to_bits()).collect()
 }
 
-/// Queries, keys, values and gates of some rows, and a layer's parameters.
+/// Queries, keys, values and gate logits of some rows, and a layer's parameters.
 #[derive(Clone)]
 struct Case {
     shape: Shape,
@@ -34,7 +35,7 @@ impl Case {
         let (Shape { heads, head_dim: d, .. }, proj_dim) = (shape, shape.features / 2);
         let mut numbers = Numbers::new(seed);
         let mut qkv = numbers.vec(batch * time * 3 * heads * d);
-        // Sharp enough that some keys dominate.
+        // Long queries make the attention so sharp that some keys dominate.
         qkv.chunks_exact_mut(3 * heads * d).for_each(|token| token[..heads * d].iter_mut().for_each(|q| *q *= 3.0));
         let w = numbers.normals(heads * proj_dim * d);
         let gate = gate.map(|width| numbers.vec(batch * time * heads).iter().map(|a| a * width).collect());
@@ -59,7 +60,7 @@ impl Case {
         HybridMemory::zeros(2 * self.batch, shape, kind)
     }
 
-    /// q, k or v of a token of one head, rounded as a memory of this type stores it.
+    /// Returns q, k or v of one token and head, rounded as a memory of this type stores it.
     fn part(&self, (b, t): (usize, usize), which: usize, head: usize, kind: StateType) -> Vec<f64> {
         let Shape { heads, head_dim: d, .. } = self.shape;
         let stored = |v: f32| if kind == StateType::F32 || which == 0 { v } else { half::bf16::from_f32(v).to_f32() };
@@ -67,7 +68,7 @@ impl Case {
         self.qkv[at..][..d].iter().map(|&v| f64::from(stored(v))).collect()
     }
 
-    /// (batch, time, heads, d)
+    /// Computes h (batch, time, heads, d) with the reference.
     fn truth(&self, kind: StateType) -> Vec<f64> {
         let Shape { heads, head_dim: d, features, eps } = self.shape;
         let mut out = vec![0.0; self.batch * self.time * heads * d];
@@ -89,7 +90,8 @@ impl Case {
         out
     }
 
-    /// `len` tokens of each row, from a token of its own, in scattered slots -> h (rows, len, heads d), clamped denominators
+    /// Reads `len` tokens of each row, each from its own position, in scattered slots. Returns h (rows, len, heads d)
+    /// and the number of clamped denominators.
     fn feed(&self, memory: &mut HybridMemory, rows: &[usize], (from, len): (&[usize], usize)) -> (Vec<f32>, u64) {
         let Shape { heads, head_dim: d, .. } = self.shape;
         let numbers = |all: &[f32], width: usize| -> Vec<f32> {
@@ -106,7 +108,8 @@ impl Case {
         (out, held)
     }
 
-    /// All rows together, in pieces of `lens` tokens -> h (batch, time, heads d), the memory, clamped denominators.
+    /// Reads all rows together, in pieces of `lens` tokens. Returns h (batch, time, heads d), the memory and the number
+    /// of clamped denominators.
     fn cut(&self, kind: StateType, lens: &[usize]) -> (Vec<f32>, HybridMemory, u64) {
         let inner = self.shape.heads * self.shape.head_dim;
         let (mut memory, mut out) = (self.memory(kind), vec![f32::NAN; self.batch * self.time * inner]);
@@ -124,7 +127,7 @@ impl Case {
         (out, memory, held)
     }
 
-    /// The state of a row's slot.
+    /// Returns the state of a row's slot.
     fn state(&self, memory: &HybridMemory, row: usize) -> Vec<f32> {
         let mut numbers = Vec::new();
         memory.read(2 * (self.batch - row) - 1, &mut numbers);
@@ -133,7 +136,7 @@ impl Case {
 }
 
 fn shape(heads: usize, head_dim: usize, proj_dim: usize) -> Shape {
-    // A floor of 0.2 c limits how much the division magnifies rounding, as in `forms_agree.rs`.
+    // A floor of 0.2 c limits how much the division magnifies rounding errors, as in `forms_agree.rs`.
     Shape { heads, head_dim, features: 2 * proj_dim, eps: 0.2 }
 }
 
@@ -201,7 +204,7 @@ fn rows_of_different_lengths_do_not_affect_each_other() {
     }
 }
 
-/// The output of the window alone: (batch, time, heads d).
+/// Computes the output of the window alone: (batch, time, heads d).
 fn near(case: &Case) -> Vec<f32> {
     let Shape { heads, head_dim, .. } = case.shape;
     let mut cache = Cache::zeros(case.batch, heads, case.window, head_dim, StateType::F32);
@@ -225,7 +228,7 @@ fn a_far_part_without_weight_leaves_softmax_over_the_window() {
         assert!(bits(&case.cut(StateType::F32, &[31]).0) == bits(&near(&case)));
         case.far_bias.fill(-60.0);
         assert!(crate::common::distance(&case.cut(StateType::F32, &[31]).0, &near(&case)) < 1e-6);
-        // Gates near 1 make c too small to divide by, whatever the bias.
+        // If gates are near 1, c is too small to divide by, so the far part has no weight, whatever the bias.
         if let Some(gate) = &mut case.gate {
             gate.fill(200.0);
             case.far_bias.fill(20.0);
@@ -244,7 +247,8 @@ fn a_window_longer_than_the_text_is_softmax_over_all_of_it() {
     }
 }
 
-/// A case whose queries come `by` tokens earlier, so that the recurrence has read as many tokens as the hybrid's far part.
+/// Returns a case with queries moved `by` tokens earlier, so that the recurrence has read as many tokens as the
+/// hybrid's far part.
 fn earlier(case: &Case, by: usize) -> Case {
     let inner = case.shape.heads * case.shape.head_dim;
     let mut moved = case.clone();
@@ -255,7 +259,7 @@ fn earlier(case: &Case, by: usize) -> Case {
     moved
 }
 
-/// The recurrence in one pass over the first tokens: its output (tokens, heads d) and its state.
+/// Runs the recurrence over the first tokens in one pass. Returns its output (tokens, heads d) and its state.
 fn recurrence(case: &Case, tokens: usize) -> (Vec<f32>, Vec<f32>) {
     let Shape { heads, head_dim: d, .. } = case.shape;
     let mut memory = Sums::zeros(1, case.sums(), StateType::F32);

@@ -1,18 +1,18 @@
-//! The feature maps as estimators, in f64: their mean, how their variance falls, the gain of orthogonal rows, and FAVOR+'s
-//! attention against softmax's. Bounds come from each sample's standard error.
+//! Tests the feature maps as estimators of kernels, in f64: the mean, how the variance falls, the gain from orthogonal
+//! rows, and how close FAVOR+ attention is to softmax attention. Bounds come from each sample's standard error.
 
 use tidegate_model::feature_map::{FavorFeatures, Features};
 use tidegate_model::mixers::rfa::{Sums, SumsShape, naive, recurrent};
 use tidegate_model::random::Normals;
 use tidegate_model::{Device, StateType, Tensor};
 
-/// Standard errors that a mean may be off: one in a million draws of a seed would be.
+/// Maximum distance of a mean, in standard errors. About one seed in a million would exceed it.
 const BOUND: f64 = 5.0;
 
 /// `phi(x)` from x (d) and W (D, d).
 type Map = fn(&[f64], &[f64]) -> Vec<f64>;
 
-/// A kernel, and the map that estimates it.
+/// A kernel, and the feature map that estimates it.
 struct Kernel {
     name: &'static str,
     map: Map,
@@ -34,13 +34,13 @@ fn unit(x: &[f64]) -> Vec<f64> {
     x.iter().map(|v| v / length).collect()
 }
 
-/// `exp(-|x^ - y^|^2 / 2)`
+/// Returns `exp(-|x^ - y^|^2 / 2)`.
 fn gaussian(x: &[f64], y: &[f64]) -> f64 {
     let difference: Vec<f64> = unit(x).iter().zip(unit(y)).map(|(a, b)| a - b).collect();
     (-dot(&difference, &difference) / 2.0).exp()
 }
 
-/// `|x^| |y^| (sin t + (pi - t) cos t) / (2 pi)`, t the angle between them.
+/// Returns `|x^| |y^| (sin t + (pi - t) cos t) / (2 pi)`, where t is the angle between them.
 fn arc_cosine(x: &[f64], y: &[f64]) -> f64 {
     let (x, y) = (unit(x), unit(y));
     let lengths = (dot(&x, &x) * dot(&y, &y)).sqrt();
@@ -48,7 +48,7 @@ fn arc_cosine(x: &[f64], y: &[f64]) -> f64 {
     lengths * (angle.sin() + (std::f64::consts::PI - angle) * angle.cos()) / std::f64::consts::TAU
 }
 
-/// `exp(x . y / sqrt(d))`
+/// Returns `exp(x . y / sqrt(d))`.
 fn exponential(x: &[f64], y: &[f64]) -> f64 {
     (dot(x, y) / (x.len() as f64).sqrt()).exp()
 }
@@ -67,13 +67,13 @@ fn mean(sample: &[f64]) -> Estimate {
     Estimate { value, error: (variance / n).sqrt() }
 }
 
-/// The mean of squared distances to what is estimated: its error is their spread.
+/// Returns the mean squared distance to the exact value, with its standard error.
 fn squared_error(sample: &[f64], exact: f64) -> Estimate {
     mean(&sample.iter().map(|v| (v - exact).powi(2)).collect::<Vec<_>>())
 }
 
-/// Queries and keys near, far and nearly opposite to each other, short enough for the exponentials' heavy tails: (d)
-/// each.
+/// Returns pairs of a query (d) and a key (d) that are near, far and nearly opposite. They are short, because estimates
+/// of exponentials have heavy tails.
 fn pairs(d: usize) -> Vec<(Vec<f64>, Vec<f64>)> {
     let mut normals = Normals::new(11);
     let mut random = || normals.vec(d).iter().map(|v| 0.5 * v).collect::<Vec<f64>>();
@@ -83,7 +83,7 @@ fn pairs(d: usize) -> Vec<(Vec<f64>, Vec<f64>)> {
     vec![(a.clone(), near), (a.clone(), b), (a, opposite)]
 }
 
-/// How W is drawn: (D, d).
+/// A function that draws W: (D, d).
 type Draw = fn(&mut Normals, usize, usize) -> Vec<f64>;
 
 fn independent(normals: &mut Normals, proj_dim: usize, d: usize) -> Vec<f64> {
@@ -94,7 +94,7 @@ fn orthogonal(normals: &mut Normals, proj_dim: usize, d: usize) -> Vec<f64> {
     normals.orthogonal_rows(proj_dim, d)
 }
 
-/// `phi(x) . phi(y)` of so many draws of W.
+/// Returns `phi(x) . phi(y)` for each of `draws` draws of W.
 fn sample(map: Map, draw: Draw, proj_dim: usize, draws: usize, (x, y): (&[f64], &[f64])) -> Vec<f64> {
     let mut normals = Normals::new(23);
     let estimate = |_| {
@@ -134,7 +134,7 @@ fn the_variance_falls_with_the_number_of_features() {
         for pair in errors.windows(2) {
             let bound = BOUND * (pair[0].error.powi(2) + pair[1].error.powi(2)).sqrt();
             assert!((pair[0].value - pair[1].value).abs() < bound, "{name}: {errors:?}");
-            // The bound is narrow enough to see a fall by four.
+            // The bound is narrow enough to detect a factor of four.
             assert!(bound < pair[0].value, "{name}: {errors:?}");
         }
     }
@@ -152,8 +152,8 @@ fn orthogonal_rows_have_less_variance_than_independent_ones() {
     }
 }
 
-/// The root mean square distance of FAVOR+'s attention to that of softmax, over the mean length of the latter, on the
-/// last of `time` tokens each; W's rows are `stretch` times as long as they should be.
+/// Returns the root mean square distance between the outputs of FAVOR+ and softmax attention, relative to the latter,
+/// over the second half of a text. The rows of W are `stretch` times as long as they should be.
 fn distance_to_softmax(proj_dim: usize, stretch: f64) -> f64 {
     let (heads, d, time) = (4, 16, 128);
     let (mut off, mut all) = (0.0, 0.0);
@@ -192,10 +192,10 @@ fn the_distance_of_favor_to_softmax_attention_falls_with_the_features() {
     let right = [16, 64, 256, 1024].map(|proj_dim| distance_to_softmax(proj_dim, 1.0));
     println!("relative distance at 16, 64, 256 and 1,024 features: {right:.3?}");
     for pair in right.windows(2) {
-        // Four times the features halve it.
+        // Four times as many features halve the distance.
         assert!((1.5..2.7).contains(&(pair[0] / pair[1])), "{right:?}");
     }
-    // A known mistake, rows as long as sqrt(features) instead of sqrt(d), gets worse with more features.
+    // A known mistake is rows of length sqrt(features) instead of sqrt(d). It gets worse with more features.
     let wrong = [16, 64, 256].map(|proj_dim| distance_to_softmax(proj_dim, (proj_dim as f64 / 16.0).sqrt()));
     println!("with rows of sqrt(features) at 16, 64 and 256: {wrong:.3?}");
     assert!(wrong[2] > wrong[1] && wrong[2] > 4.0 * right[2], "{wrong:?}");

@@ -1,4 +1,4 @@
-//! The fast forms of each mixer and the sampler against plain references in f64.
+//! Compares the fast forms of each mixer with plain references in f64, and the sampler with candle's.
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -1,4 +1,4 @@
-//! Sampling against candle-transformers' processor as the oracle, and reproducibility by seed.
+//! Compares the sampler with `candle_transformers`, and tests seeds, penalties, parameter bounds and saved samplers.
 
 use crate::common::Numbers;
 use candle_transformers::generation::{LogitsProcessor, Sampling};
@@ -31,7 +31,7 @@ fn the_same_distribution_as_candle_transformers() {
         let mut oracle = LogitsProcessor::from_sampling(9, oracle);
         let theirs = shares(|| oracle.sample(&tensor).unwrap());
         for (token, (a, b)) in ours.iter().zip(&theirs).enumerate() {
-            // Five standard errors of a difference of two shares.
+            // Five standard errors of the difference between two shares.
             let bound = 5.0 * (2.0 * a.max(*b) / DRAWS as f64).sqrt() + 1e-3;
             assert!((a - b).abs() < bound, "token {token}: {a} against {b}");
         }
@@ -72,7 +72,7 @@ fn penalties_and_bias_change_the_logits_as_documented() {
     sampler.observe_prompt(&[1, 2]);
     let mut logits = [5.0, 4.0, -1.0, 1.0];
     assert_eq!(sampler.sample(&mut logits), Some(0));
-    // The repetition penalty sees the prompt; frequency and presence see the answer only, so nothing yet.
+    // The repetition penalty covers the prompt. Frequency and presence penalties cover only the answer, which is empty.
     assert_eq!(logits, [5.0, 2.0, -2.0, 1.0]);
     let mut logits = [5.0, 4.0, -1.0, 1.0];
     assert_eq!(sampler.sample(&mut logits), Some(1));

@@ -1,4 +1,4 @@
-//! Softmax attention with a cache against the reference in f64.
+//! Compares softmax attention with a cache to the reference in f64.
 
 use crate::common::{Numbers, bits};
 use proptest::prelude::*;
@@ -20,13 +20,13 @@ impl Case {
     fn new(shape: Shape, window: usize, (batch, time): (usize, usize), seed: u64) -> Self {
         let mut numbers = Numbers::new(seed);
         let mut qkv = numbers.vec(batch * time * 3 * shape.heads * shape.head_dim);
-        // Sharp enough that some keys dominate.
+        // Long queries make the attention so sharp that some keys dominate.
         let inner = shape.heads * shape.head_dim;
         qkv.chunks_exact_mut(3 * inner).for_each(|token| token[..inner].iter_mut().for_each(|q| *q *= 6.0));
         Self { shape, window, batch, time, qkv }
     }
 
-    /// One head's q, k or v of some tokens, rounded as a cache of this type stores them.
+    /// Returns q, k or v of all tokens of one row and head, rounded as a cache of this type stores them.
     fn parts(&self, b: usize, which: usize, head: usize, kind: StateType) -> Vec<f64> {
         let Shape { heads, head_dim: d } = self.shape;
         let stored = |v: f32| if kind == StateType::F32 || which == 0 { v } else { half::bf16::from_f32(v).to_f32() };
@@ -34,7 +34,7 @@ impl Case {
         (0..self.time).flat_map(|t| &self.qkv[at(t)..][..d]).map(|&v| f64::from(stored(v))).collect()
     }
 
-    /// (batch, time, heads, d): every token attends to the window only.
+    /// Computes the output (batch, time, heads, d) with the reference. Each token attends only to its window.
     fn truth(&self, kind: StateType) -> Vec<f64> {
         let Shape { heads, head_dim: d } = self.shape;
         let mut out = vec![0.0; self.batch * self.time * heads * d];
@@ -51,7 +51,7 @@ impl Case {
         out
     }
 
-    /// The rows in scattered slots, in pieces of `lens` tokens.
+    /// Reads all rows in scattered slots, in pieces of `lens` tokens. Returns the output and the cache.
     fn cut(&self, kind: StateType, lens: &[usize]) -> (Vec<f32>, Cache) {
         let inner = self.shape.heads * self.shape.head_dim;
         let mut cache = Cache::zeros(2 * self.batch, self.shape.heads, self.window, self.shape.head_dim, kind);

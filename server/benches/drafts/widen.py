@@ -1,9 +1,9 @@
-"""Writes a model of 88 million parameters that computes what the shipped one does, and smaller ones without one of its layers.
+"""Writes an 88M-parameter model that computes the same as the shipped model, and copies of the latter without one layer.
 
     python widen.py weights/checkpoints/tidegate-tiny OUT
 
-`tidegate bench --draft --model OUT/wide --draft-model OUT/without-3` then measures what a draft model saves where both have
-learned the same language. What is added to the wide model is zero, or reads zeros alone, and costs the same as other weights.
+`tidegate bench --draft --model OUT/wide --draft-model OUT/without-3` then measures what a draft model saves when both have
+learned the same language. The weights added to the wide model are zero or read only zeros, and cost the same as others.
 Needs torch and safetensors.
 """
 
@@ -27,13 +27,13 @@ def padded(tensor, *shape):
 
 
 def repeated(tensor, heads):
-    """Heads that only read zeros may have any random vectors."""
+    """Repeats the random vectors of the heads for the added heads, which only read zeros and may use any vectors."""
     return tensor.repeat(math.ceil(heads / len(tensor)), *[1] * (tensor.dim() - 1))[:heads].contiguous()
 
 
 def widened(name, tensor, scale):
     if name.endswith("norm.weight"):
-        # The mean square is over more numbers.
+        # RMSNorm takes the mean square over more elements; `scale` compensates.
         return padded((tensor.float() * scale).to(tensor.dtype), HIDDEN)
     if name.endswith(("random_matrices", "sigma")):
         return repeated(tensor, HEADS)
@@ -67,7 +67,7 @@ def main():
 
     layers = [layer(index) for index in range(config["num_hidden_layers"])]
     scale = math.sqrt(config["hidden_size"] / HIDDEN)
-    # Layers that are added at the end write nothing.
+    # The layers added at the end output zero.
     silent = {name: tensor * 0 if name.endswith(("o_proj.weight", "down_proj.weight")) else tensor for name, tensor in layers[0].items()}
     wide = layers + [silent] * (LAYERS - len(layers))
     wide = {f"model.layers.{index}.{name}": tensor for index, layer in enumerate(wide) for name, tensor in layer.items()}

@@ -1,9 +1,9 @@
-"""Total tokens per second of many clients that stream at once. The servers start anew in each round.
+"""Total tokens per second of many clients that stream at once. The servers restart in each round.
 
     python clients.py --rounds 3 'tidegate --model MODEL.gguf --port PORT --threads 2 --slots 32 --data-dir FOLDER' \\
         'llama-server -m MODEL.gguf --port PORT -t 2 --parallel 32 --cont-batching --no-cache-prompt -c 16384'
 
-The clients are raw sockets, which leave nearly all CPU time to the server. Tokens are counted by the server's `predicted_n`.
+The clients are raw sockets, which leave nearly all CPU time to the server. Token counts are the server's `predicted_n`.
 """
 
 import json
@@ -49,7 +49,7 @@ def rate(url, clients, tokens):
 
 def measure(command):
     with running(command) as (url, _):
-        # A warm-up: the server has not used its slots before.
+        # A warm-up run, because the server has not used its slots before.
         rate(url, arguments.clients, arguments.tokens)
         return rate(url, arguments.clients, arguments.tokens)
 

@@ -1,9 +1,9 @@
-"""Time to the first token of questions after the same instructions, on servers that start anew in each round.
+"""Time to first token of questions that follow the same instructions, on servers that restart in each round.
 
     python instructions.py --rounds 3 'tidegate --model MODEL.gguf --port PORT --threads 2 --data-dir FOLDER' \\
         'llama-server -m MODEL.gguf --port PORT -t 2 -c 16384 --parallel 1'
 
-The instructions are words of the vocabulary that models.py writes, a token each.
+The instructions are words of the vocabulary that models.py writes, one token each.
 """
 
 import json
@@ -16,7 +16,7 @@ QUESTIONS = 5
 
 
 def first_token(url, prompt):
-    """Milliseconds, and how many tokens of the prompt were computed and known."""
+    """Returns the time to first token in ms, and how many prompt tokens were computed and cached."""
     body = {"prompt": prompt, "n_predict": 2, "temperature": 0, "stream": True, "cache_prompt": True}
     request = urllib.request.Request(f"{url}/completion", json.dumps(body).encode(), {"content-type": "application/json"})
     began, first, timings = time.perf_counter(), None, {}

@@ -1,12 +1,12 @@
-"""Time to the first token of a short turn that continues a long conversation, after a restart of the server.
+"""Time to first token of a short turn that continues a long conversation, after a server restart.
 
     python kept.py --tokens 100000 --turn 16 --rounds 3 --folder FOLDER \\
         'tidegate --model MODEL.gguf --port PORT --threads 2 --data-dir FOLDER' \\
         'llama-server -m MODEL.gguf --port PORT -t 2 -c 131072 --parallel 1 --slot-save-path FOLDER'
 
-Tidegate continues a session, so its request has the new tokens alone; the time ends with the first event of the stream.
-llama-server restores a saved slot, and its request has all tokens; the time ends with the answer, which has one token. Both have
-loaded the model before the time starts.
+Tidegate continues a session, so its request has only the new tokens; timing ends with the first event of the stream.
+llama-server restores a saved slot, and its request has all tokens; timing ends with the answer, which has one token. Both
+load the model before timing starts.
 """
 
 import argparse

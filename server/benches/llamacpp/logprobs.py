@@ -1,10 +1,10 @@
-"""Compares log probabilities: Tidegate's, from a running server, with llama.cpp's on the same GGUF file.
+"""Compares the log probabilities of a running Tidegate server with those of llama.cpp on the same GGUF file.
 
     tidegate --model model.gguf --no-keep &
     pip install numpy llama-cpp-python
     python logprobs.py model.gguf http://127.0.0.1:8080
 
-Both score the same random tokens, Tidegate one after the other, llama.cpp in one batch and one after the other.
+Both score the same random tokens: Tidegate one at a time, llama.cpp both in one batch and one at a time.
 """
 
 import json

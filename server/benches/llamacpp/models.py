@@ -22,7 +22,7 @@ def normal(*shape, mean=0.0, std=1.0):
 
 
 def matrix(rows, columns, gain=1.0):
-    """Keeps the size of a vector times `gain`."""
+    """Returns a random matrix that scales the norm of a vector by about `gain`."""
     return normal(rows, columns, std=gain * columns**-0.5).half()
 
 
@@ -41,7 +41,7 @@ def write(folder, config, tensors, files=()):
 
 
 def vocabulary(size=65_529):
-    """Lines of RWKV's vocabulary file: all bytes, the line end of chats as token 261, and words of two to four letters."""
+    """Returns an RWKV vocabulary file: all bytes, the line end of chats as token 261, and words of two to four letters."""
     tokens = [bytes([byte]) for byte in range(256)] + [b"zqj", b"zqk", b"zqw", b"zqx", b"\n\n"]
     letters = itertools.chain(*(itertools.product(string.ascii_lowercase, repeat=n) for n in (2, 3, 4)))
     tokens += [(" " + "".join(word)).encode() for word in itertools.islice(letters, size - len(tokens))]

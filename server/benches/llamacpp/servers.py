@@ -1,4 +1,4 @@
-"""Runs Tidegate and llama-server in turn, each on a free port, for the measurements in this folder. Needs nothing but Python."""
+"""Runs Tidegate and llama-server in turn, each on a free port, for the measurements in this folder. Needs only Python."""
 
 import argparse
 import contextlib
@@ -16,13 +16,13 @@ import urllib.request
 
 
 def words(seed, count):
-    """Words of the vocabulary that models.py writes, a token each."""
+    """Returns random words of the vocabulary that models.py writes, one token each."""
     draw = random.Random(seed)
     return "".join(" " + "".join(draw.choices(string.ascii_lowercase, k=3)) for _ in range(count))
 
 
 def post(url, body):
-    """The JSON that the server answers."""
+    """Posts JSON and returns the JSON answer."""
     request = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
     with urllib.request.urlopen(request) as answer:
         return json.load(answer)
@@ -37,7 +37,7 @@ def is_ready(url):
 
 @contextlib.contextmanager
 def running(command, interval=0.1):
-    """The address of a server that is ready, and its process. PORT in the command becomes a free port."""
+    """Runs a server; yields its address and process once it is ready. PORT in the command becomes a free port."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -57,7 +57,7 @@ def running(command, interval=0.1):
 
 
 def command_line(doc):
-    """A parser for the commands that start the servers, and the number of rounds."""
+    """Returns a parser for the commands that start the servers, and for the number of rounds."""
     parser = argparse.ArgumentParser(description=doc.splitlines()[0])
     parser.add_argument("servers", nargs="+", help="commands; PORT becomes a free port")
     parser.add_argument("--rounds", type=int, default=3)
@@ -65,7 +65,7 @@ def command_line(doc):
 
 
 def in_turn(commands, rounds, measure):
-    """What `measure` returns for each command: one result per round."""
+    """Runs `measure` for each command in every round; returns the results by command, one per round."""
     measured = {command: [] for command in commands}
     for number in range(rounds):
         for command, results in measured.items():
@@ -75,6 +75,6 @@ def in_turn(commands, rounds, measure):
 
 
 def spread(numbers, digits=0):
-    """The median and the range."""
+    """Formats the median and the range."""
     least, median, most = (f"{f(numbers):,.{digits}f}" for f in (min, statistics.median, max))
     return f"{median} ({least}–{most})"

@@ -1,8 +1,8 @@
-"""Tokens per second of Tidegate and llama.cpp on the same GGUF files, in turn.
+"""Tokens per second of Tidegate and llama.cpp, measured in turn on the same GGUF files.
 
     python speed.py --rounds 3 --tidegate tidegate --llama-bench llama-bench FILE.gguf ...
 
-Prints rows of a Markdown table: median of the rounds (least–most).
+Prints a Markdown table: median of the rounds (least–most).
 """
 
 import argparse

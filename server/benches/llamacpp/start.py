@@ -1,10 +1,10 @@
-"""Time from the start of a server's process until it is ready and until its first token, and the memory that it uses then.
+"""Time from process start until a server is ready and until its first token, and its memory use after that.
 
     python start.py --rounds 5 'tidegate --model MODEL --port PORT --threads 2 --data-dir FOLDER' \\
         'llama-server -m MODEL.gguf --port PORT -t 2'
 
-A first start brings the files into the page cache and does not count. Memory is what the process allocates (RssAnon); pages of the
-files that it maps (RssFile) are shown separately, because they belong to the page cache.
+The first start loads the files into the page cache and is not counted. Memory is what the process allocates (RssAnon);
+pages of mapped files (RssFile) are shown separately, because they belong to the page cache.
 """
 
 import re

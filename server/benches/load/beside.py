@@ -1,4 +1,4 @@
-"""The time between tokens that 16 streams see: alone, beside as many others that read as they do, and beside clients
+"""Measures the inter-token latency of 16 streams: alone, beside 16 more streams that read normally, and beside clients
 that read slowly or vanish. `beside.py URL SECONDS`; called by run.sh."""
 
 import asyncio
@@ -12,7 +12,7 @@ OTHERS = 16
 
 
 async def open_stream(address, tokens):
-    """A stream whose head has been read: 200 or an error."""
+    """Opens a stream and reads the response head. Raises an error unless the status is 200."""
     reader, writer = await asyncio.open_connection(address.hostname, address.port)
     body = json.dumps({"prompt": "Once upon a time", "max_tokens": tokens, "ignore_eos": True, "stream": True})
     head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
@@ -24,7 +24,7 @@ async def open_stream(address, tokens):
 
 
 async def measured(address, until, gaps):
-    """Reads streams one after the other and notes the time between their events."""
+    """Reads streams one after another and records the time between their events."""
     while time.monotonic() < until:
         reader, writer = await open_stream(address, 200)
         last = None
@@ -49,7 +49,7 @@ async def slow(address, until):
 
 
 async def vanishing(address, until):
-    """Leaves after the first event, again and again."""
+    """Opens streams again and again, and disconnects from each after its first event."""
     while time.monotonic() < until:
         reader, writer = await open_stream(address, 100_000)
         await reader.readuntil(b"data: {")

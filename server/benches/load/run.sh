@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Load on the real server over loopback: a thousand streams at once, very many short requests, and slow or vanishing
-# clients beside others. Prints figures, and fails where a promise is broken.
+# Load test of the real server over loopback: a thousand streams at once, a great many short requests, and slow or
+# vanishing clients beside others. Prints figures, and fails if a guarantee is broken.
 #
 # server/benches/load/run.sh [--whole] [--server PROGRAM]
 #
@@ -23,7 +23,7 @@ done
 for tool in "$oha" "$server" python3 curl; do
     command -v "$tool" >/dev/null || { printf 'load: %s is missing\n' "$tool" >&2; exit 1; }
 done
-# A connection each, on both sides.
+# Each stream needs a connection, in the client and in the server.
 ulimit -n 8192
 
 folder=$(mktemp -d)
@@ -45,9 +45,9 @@ done
 
 load() { cut -d' ' -f1 /proc/loadavg; }
 rss() { awk '/^VmRSS/ { print $2 }' "/proc/$pid/status"; }
-# metric NAME: the sum of its samples.
+# metric NAME: prints the sum of the samples of a metric.
 metric() { curl -sf "$url/metrics" | awk -v name="tidegate_$1" 'index($1, name) == 1 { sum += $2 } END { print sum + 0 }'; }
-# idle: nothing runs or waits any more.
+# idle: waits until no request runs or waits.
 idle() {
     for _ in $(seq 100); do
         [ "$(metric num_requests_running)$(metric num_requests_waiting)" != 00 ] || return 0
@@ -56,11 +56,11 @@ idle() {
     printf 'load: requests are stuck\n' >&2
     return 1
 }
-# post COUNT CLIENTS BODY: oha's account as JSON.
+# post COUNT CLIENTS BODY: sends requests with oha and prints its report as JSON.
 post() {
     "$oha" -n "$1" -c "$2" -t 120s -m POST -T application/json -d "$3" --no-tui --output-format json "$url/v1/completions"
 }
-# check FILE STATUS...: the statuses and times of oha's account; fails on any other status, or any error.
+# check FILE STATUS...: prints the statuses and times of oha's report; fails on any other status and on any error.
 check() {
     python3 - "$@" <<'END'
 import json, sys
@@ -75,7 +75,7 @@ END
 
 printf 'machine: %s cores, load %s\n' "$(nproc)" "$(load)"
 
-# at_once CLIENTS REQUESTS: streams; as many must come to their end as were taken.
+# at_once CLIENTS REQUESTS: runs streams; all that the server accepts must finish.
 at_once() {
     local before whole
     before=$(metric request_success_total)
@@ -97,7 +97,7 @@ at_once $((streams * 3 / 2)) $((streams * 3 / 2))
 
 printf '\n(b) %d short requests\n' "$short"
 short_body='{"prompt":"Once upon a time","max_tokens":1}'
-# What is allocated once is there after these.
+# A warm-up, after which all one-time allocations have been made.
 post 2000 64 "$short_body" >/dev/null
 idle
 first=$(rss)

@@ -55,7 +55,7 @@ mod tests {
             let reason = refused_native(name, &head).unwrap();
             assert!(reason.starts_with(words), "{reason}");
         }
-        // An archive in which the names come later.
+        // An archive whose tensor names come after the part that is read.
         assert_eq!(refused_native("x.pth", &[ZIP, &[0; 26][..], b"x/data/0", &[7; 600]].concat()), None);
     }
 }

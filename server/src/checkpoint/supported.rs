@@ -338,7 +338,7 @@ mod tests {
         assert!(reason(&path).contains("a model is a folder, with the file as model.gguf"), "{}", reason(&path));
         write("mamba");
         assert!(reason(&path).contains("is not supported: its memory is of another kind"), "{}", reason(&path));
-        // This should be a whole model to open, but it does not state its architecture.
+        // A file of this architecture is opened as a whole model, but its header says that it has no metadata.
         write("rwkv7");
         assert_eq!(reason(&path), "model-q4.gguf: general.architecture must be given, found none");
         let in_folder =

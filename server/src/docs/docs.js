@@ -1,4 +1,4 @@
-// Renders openapi.json: the routes by tag, their parameters, bodies and responses, and a form that sends a request.
+// Renders openapi.json: the routes by tag, with their parameters, bodies and responses, and a form that sends a request.
 
 import { curl } from "../playground/code.js";
 import { keepKey, keptKey, send } from "../playground/key.js";
@@ -15,7 +15,7 @@ function el(name, attributes = {}, ...children) {
   return node;
 }
 
-/** Text in which `backticks` mark code. */
+/** Converts text in which `backticks` mark code into nodes. */
 function prose(text = "") {
   return text.split("`").map((part, i) => (i % 2 ? el("code", {}, part) : part));
 }
@@ -23,7 +23,7 @@ function prose(text = "") {
 const nameOf = (ref) => ref.split("/").pop();
 const resolve = (schema) => (schema?.$ref ? api.components.schemas[nameOf(schema.$ref)] : schema);
 
-/** The type of a schema in one line. */
+/** Returns the type of a schema in one line. */
 function typeOf(schema = {}) {
   if (schema.$ref) return nameOf(schema.$ref);
   if (schema.const !== undefined) return JSON.stringify(schema.const);
@@ -34,7 +34,7 @@ function typeOf(schema = {}) {
   return [schema.type ?? "any"].flat().join(" | ");
 }
 
-/** The bounds of a schema in words. */
+/** Returns the bounds of a schema in words. */
 function boundsOf(schema) {
   const named = {
     minimum: "at least", exclusiveMinimum: "above", maximum: "at most", minLength: "min. length", maxLength: "max. length",
@@ -44,7 +44,7 @@ function boundsOf(schema) {
     .map(([key, words]) => `${words} ${key === "exclusiveMinimum" && schema[key] < 1e-9 ? 0 : schema[key]}`).join(", ");
 }
 
-/** The named schemas that a schema consists of, each in a fold that is rendered when it is opened. */
+/** Returns the named schemas that a schema consists of, each in a fold that is rendered when it is opened. */
 function folds(schema) {
   const refs = [schema, ...(schema.oneOf ?? []), ...(schema.anyOf ?? []), schema.items ?? {}, ...(schema.items?.oneOf ?? [])];
   return [...new Set(refs.map((part) => part.$ref).filter(Boolean))].map((ref) => {
@@ -64,7 +64,7 @@ function field(name, schema, required, description) {
     ...folds(schema));
 }
 
-/** What a schema allows: its fields, or its type and the schemas that it refers to. */
+/** Renders what a schema allows: its fields, or its type and the schemas that it refers to. */
 function details(schema) {
   const found = resolve(schema) ?? {};
   const fields = Object.entries(found.properties ?? {});
@@ -105,7 +105,7 @@ function responses(operation) {
   return el("section", {}, el("h3", {}, "Responses"), el("ul", { class: "rows" }, ...list));
 }
 
-/** The request that a form describes: its address and fetch's options. */
+/** Returns the request that a form describes: its address and the options of `fetch`. */
 function requestOf(method, path, form) {
   const query = new URLSearchParams();
   const headers = {};
@@ -122,7 +122,7 @@ function requestOf(method, path, form) {
   return [address, { method: method.toUpperCase(), headers, ...(body ? { body } : {}) }];
 }
 
-/** Shows a response in `output` as it arrives; bytes become a link. */
+/** Shows a response in `output` as it arrives; binary data becomes a link. */
 async function show(response, output) {
   output.textContent = `${response.status} ${response.statusText}\n\n`;
   const type = response.headers.get("content-type") ?? "";
@@ -181,7 +181,7 @@ function tryIt(method, path, operation) {
   return form;
 }
 
-/** One route, rendered when it is opened. */
+/** Returns one route, which is rendered when it is opened. */
 function operationOf(method, path, operation) {
   const fold = el("details", { class: "operation", id: operation.operationId },
     el("summary", {}, el("span", { class: `method ${method}` }, method), el("code", {}, path),

@@ -359,7 +359,7 @@ mod tests {
         let mut simulation = Simulation::new(&[(1, 1), (1, 60)], 0.0);
         simulation.costs.step = PassCost { base: 0.0, each: 0.0 };
         assert_eq!(simulation.step(1).len(), 61);
-        // Nor does a division by zero change what a prompt may use.
+        // A prompt may not be limited by a division by zero either.
         let shares = &mut simulation.shares;
         shares.begin(Some(simulation.costs));
         shares.want_row(0, 1.0);

@@ -73,7 +73,7 @@ mod tests {
             let error = to(&secure, location).unwrap_err();
             assert!(error.ends_with("which is not secure") && !error.contains("?secret"), "{error}");
         }
-        // Nor by a detour over another server.
+        // A detour by way of another server is no exception.
         assert!(redirected(&plain, &secure, "http://127.0.0.1:9/b").is_err());
         assert!(redirected(&secure, &plain, "http://127.0.0.1:9/b").is_err());
         for location in ["https://", "https://cdn.example:x/b?secret", "http://a:secret@cdn.example/b"] {

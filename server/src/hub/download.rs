@@ -295,7 +295,7 @@ mod tests {
     fn tries_are_counted_anew_after_a_mebibyte() {
         let error = in_pieces(1, 100).to_string();
         assert!(error.contains("after 3 of 100 bytes"), "{error}");
-        // The digest of the zeros is another one.
+        // All zeros arrive, but their digest is not the expected one.
         let error = in_pieces(1 << 20, 5 << 20);
         assert!(matches!(error, HubError::Digest { .. }), "{error}");
     }

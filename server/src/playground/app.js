@@ -20,12 +20,12 @@ const EXAMPLES = [
   "It was late in the autumn, and the rain had not ceased since Sunday.",
 ];
 
-/** Numbers that may be left to the model, and llama.cpp's names of them. */
+/** Settings that may be left to the model, with llama.cpp's names for them. */
 const CHOSEN = { temperature: "temperature", top_p: "top_p", top_k: "top_k", repetition_penalty: "repeat_penalty" };
 
 const NUMBERS = [...Object.keys(CHOSEN), "max_tokens"];
 
-/** Why a run has ended. */
+/** Words for why a run has ended. */
 const ENDINGS = { stop: "Finished", length: "Reached the token limit" };
 
 /** Settings that a reload keeps. */
@@ -56,7 +56,7 @@ class Playground {
     this.conversation.follow();
   }
 
-  /** What shows a run: the sheet, or the messages of a chat. */
+  /** The view that shows a run: the sheet, or the messages of a chat. */
   get paper() { return this.conversation.chats ? this.conversation.chat : this.sheet; }
 
   listen() {
@@ -110,7 +110,7 @@ class Playground {
     });
   }
 
-  /** Keeps settings and unsent text for the next time that the page is loaded. */
+  /** Stores settings and unsent text for the next load of the page. */
   save() {
     const talk = this.conversation;
     remember("settings", Object.fromEntries(KEPT.map((id) => [id, this.field(id).value])));
@@ -127,7 +127,7 @@ class Playground {
     this.draft = remembered("draft", "session");
   }
 
-  /** The unsent text of a conversation, once after a reload. */
+  /** Returns the unsent text of a conversation from before a reload, once. */
   takeDraft(place) {
     if (this.draft?.place !== place) return "";
     const { draft } = this.draft;
@@ -166,13 +166,13 @@ class Playground {
     }
   }
 
-  /** Moves a number's slider, if it has one, to what holds. */
+  /** Moves a number's slider, if it has one, to the value in effect. */
   slide(name) {
     const slider = document.querySelector(`.slide[data-for=${name}]`);
     if (slider) slider.value = this.field(name).value || this.field(name).placeholder;
   }
 
-  /** The request for what the sheet says; `seed` may be undefined. */
+  /** Returns the request for the unsent text and the settings; `seed` may be undefined. */
   request(seed) {
     const request = { prompt: this.sheet.fresh };
     if (this.modelName) request.model = this.modelName;
@@ -280,7 +280,7 @@ class Playground {
     this.sheet.write.focus();
   }
 
-  /** Copies the request that Generate would send; a browser that does not allow that shows it. */
+  /** Copies the request that Generate would send, as code; shows it instead if the browser does not allow copying. */
   async copyCode(language) {
     const request = this.request(this.chosenSeed);
     const turn = this.conversation.on ? this.conversation.prepare(request) : request;

@@ -1,5 +1,5 @@
 // The model's text on its way to the page. Laying out a long text takes milliseconds, and tokens may arrive every
-// millisecond, so the page shows what has arrived at most every 40 ms.
+// millisecond, so the page is updated at most every 40 ms.
 
 const REDRAW_MS = 40;
 

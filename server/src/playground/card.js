@@ -5,7 +5,7 @@ import { snapshotPath } from "./sessions.js";
 import { nameOf } from "./shelf.js";
 import { title } from "./tree.js";
 
-/** Characters of each author that the card shows; the rest does not fit into its line. */
+/** Number of characters of each author that the card shows; more do not fit into its line. */
 const EXCERPT = 160;
 
 export function spanOf({ text, made }) {
@@ -22,7 +22,7 @@ function linkTo(id, text) {
   return link;
 }
 
-/** A file name for a turn of a session. */
+/** Returns a file name for a turn of a session. */
 export function fileName(session, node) {
   const words = `${nameOf(session)} ${title(node)}`.normalize("NFC");
   return `${words.replace(/[^\p{L}\p{N}\p{M}]+/gu, "-").replace(/^-|-$/g, "").slice(0, 100)}.tidegate`;
@@ -35,7 +35,7 @@ export class Card {
     }
   }
 
-  /** Shows a node of the tree, or nothing. `known` are the messages that the page has already. */
+  /** Shows a node of the tree, or nothing. `known` are the messages that the page already has. */
   show(session, node, forks, known) {
     this.node = node;
     this.turnCard.hidden = !node;

@@ -2,7 +2,7 @@
 
 const NAMES = { user: "You", assistant: "Model", system: "System", tool: "Tool" };
 
-/** A message's text; a call of tools is shown as what the model wrote. */
+/** Returns a message's text; tool calls are shown as JSON. */
 function wordsOf({ content, tool_calls: calls }) { return content ?? JSON.stringify(calls); }
 
 function item(message) {
@@ -27,7 +27,7 @@ export class Chat {
 
   show(messages) { this.list.replaceChildren(...messages.map(item)); }
 
-  /** Sends the written message; without one, the last answer goes on. */
+  /** Shows the written message and an empty answer; without a message, the last answer continues. */
   begin() {
     const typed = this.sheet.fresh;
     const goesOn = typed === "" && this.list.lastElementChild?.classList.contains("assistant");

@@ -1,11 +1,11 @@
 // A request as code that sends it: curl, or Python with the package `openai`.
 
-/** Fields that OpenAI's package has parameters for; it takes others as `extra_body`. */
+/** Fields for which OpenAI's package has parameters; it takes others in `extra_body`. */
 const KNOWN = ["model", "prompt", "messages", "max_tokens", "temperature", "top_p", "seed", "stop"];
 
 function shellQuoted(text) { return `'${text.replaceAll("'", "'\\''")}'`; }
 
-/** A curl command. `body` is text or a file. */
+/** Returns a curl command. `body` is text or a file. */
 export function curl(address, { method = "POST", headers = {}, body, hasKey }) {
   const lines = [`curl -X ${method} ${shellQuoted(address)}`];
   if (hasKey) lines.push('-H "authorization: Bearer $TIDEGATE_API_KEY"');
@@ -14,10 +14,10 @@ export function curl(address, { method = "POST", headers = {}, body, hasKey }) {
   return lines.join(" \\\n  ");
 }
 
-/** JSON is Python, except for its three words; requests have only null of these. */
+/** Converts a value to a Python literal. JSON is Python except for null, true and false; requests contain only null. */
 function literal(value) { return value === null ? "None" : JSON.stringify(value); }
 
-/** A Python program that prints the answer to a request for a completion, or for chat if it has messages. */
+/** Returns a Python program that prints the answer to a completion request, or a chat request if it has messages. */
 export function python(origin, request, hasKey) {
   const isChat = "messages" in request;
   const fields = isChat ? request : { prompt: null, ...request }; // the package requires a prompt

@@ -87,13 +87,13 @@ export class Conversation {
   get canTakeBack() { return Boolean(this.head && this.turns.get(this.head.parent)?.kept); }
   get canRepeat() { return this.canTakeBack && (this.typed !== "" || this.head.prompt_tokens === 0); }
 
-  /** What a person wrote in the last turn. */
+  /** The text that the person wrote in the last turn. */
   get typed() {
     const own = this.story.messages.filter((message) => message.version === this.head.version && message.role !== "assistant");
     return own.map((message) => message.content ?? "").join("");
   }
 
-  /** What this page shows, as in its address. */
+  /** The address of what this page shows, after `#`. */
   get place() { return this.on ? this.session?.id ?? NEW : ""; }
 
   /** Called when the model is known: only one with a template can chat. */
@@ -233,7 +233,7 @@ export class Conversation {
     this.desk.refresh();
   }
 
-  /** Says what of the text is not shown, and why. */
+  /** Says which part of the text is not shown, and why. */
   note() {
     const { kept, skipped, missing } = this.story;
     const count = (tokens) => `the first ${tokens.toLocaleString()} tokens`;
@@ -337,7 +337,7 @@ export class Conversation {
     });
   }
 
-  /** Makes a request, whose prompt is only what is new, a turn of this conversation. */
+  /** Turns a request, whose prompt is only the new text, into a turn of this conversation. */
   prepare({ prompt, ...request }) {
     const turn = this.session ? { ...request, session: this.session.id } : request;
     if (this.chats) return { messages: prompt ? [{ role: "user", content: prompt }] : [], ...turn };

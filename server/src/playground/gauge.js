@@ -1,6 +1,6 @@
 // The gauge: token counts, and the speed drawn as a water level.
 
-/** The shortest time of which the page measures a speed: tokens arrive in groups. */
+/** The shortest time over which the page measures a speed, because tokens arrive in groups. */
 const MEASURABLE_MS = 200;
 
 export class Gauge {
@@ -33,10 +33,10 @@ export class Gauge {
     this.total.textContent = this.tokens.toLocaleString();
   }
 
-  /** Takes the server's count of tokens. */
+  /** Sets the number of tokens, as the server or the page has counted them. */
   count(tokens) { this.tokens = tokens; }
 
-  /** Takes the server's time for the tokens after the first. */
+  /** Sets the server's time for the tokens after the first. */
   time({ decode_ms: decodeMs }) { this.decodeMs = decodeMs; }
 
   tick() {
@@ -53,7 +53,7 @@ export class Gauge {
     this.draw(this.levels.length > 1 ? this.levels : [rate, rate], Math.max(...this.levels) * 1.15);
   }
 
-  /** Ends the run: shows the mean speed after the first token, by the server's clock. Without it, by when they arrived. */
+  /** Ends the run: shows the mean speed after the first token, by the server's clock or else by the arrival times. */
   finish() {
     clearInterval(this.timer);
     if (this.firstAt === null) return;

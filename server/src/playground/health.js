@@ -1,4 +1,4 @@
-// The served model's name, and whether the server responds: asked every second while the page is visible.
+// The served model's name, and whether the server responds, which is checked every second while the page is visible.
 
 import { keptKey, send } from "./key.js";
 import { ApiError, apiError, reached } from "./sse.js";
@@ -39,7 +39,7 @@ export class Health {
     if (turn !== this.turn) return; // a later check has begun
     if (failure) this.model = null;
     this.show(failure);
-    // Without a key, asking again is useless; entering one does.
+    // Without a key, checking again is useless; entering a key starts a check.
     if (failure?.status !== 401 && !document.hidden) this.timer = setTimeout(() => this.check(), failure ? LOST_EVERY_MS : EVERY_MS);
   }
 

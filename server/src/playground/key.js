@@ -16,10 +16,10 @@ export function keepKey(key) {
   try { sessionStorage.setItem(NAME, key); } catch { /* it is in memory */ }
 }
 
-/** `fetch` with the key. */
+/** Calls `fetch` with the key. */
 export async function send(path, request = {}) {
   const key = keptKey();
-  // Other characters cannot occur in a key, nor in a header.
+  // Other characters cannot occur in a key or in a header.
   const fits = /^[\x21-\x7e]+$/.test(key);
   const headers = fits ? { ...request.headers, authorization: `Bearer ${key}` } : request.headers;
   const response = await fetch(path, { ...request, headers });

@@ -3,13 +3,13 @@
 /** Bytes of one head's state for D = d = 64, as in the shipped model: 2 D (d + 1) + 1 numbers of 4 bytes. */
 const HEAD_BYTES = (2 * 64 * 65 + 1) * 4;
 
-/** Tokens whose keys and values take as many bytes, at the same precision: that number divided by 2 d. */
+/** Number of tokens whose keys and values take as many bytes at the same precision: the count above divided by 2 d. */
 const SAME_AS_TOKENS = 65;
 
 const WIDTH = 272;
 const HEIGHT = 84;
 
-/** Bytes of a key-value cache of that many tokens, or null if the state's shape is not the known one. */
+/** Returns the bytes of a key-value cache of this many tokens, or null if the state does not have the known shape. */
 export function cacheBytes(tokens, stateBytes) {
   return stateBytes > 0 && stateBytes % HEAD_BYTES === 0 ? Math.round(tokens / SAME_AS_TOKENS * stateBytes) : null;
 }
@@ -50,7 +50,7 @@ export class Level {
 
     const steps = now === this.tokens.at(-1) ? this.tokens : [...this.tokens, now];
     const heights = steps.length > 1 ? steps : [0, ...steps];
-    // In tokens. If the shape is known both lines share one scale; otherwise the state's line is only level.
+    // Heights are in tokens. If the shape is known, both lines share one scale; otherwise the state's line is merely level.
     const max = Math.max(1, ...heights);
     const level = cache === null ? max / 3 : SAME_AS_TOKENS;
     const full = Math.max(max, level) * 1.12;

@@ -22,7 +22,7 @@ export class Reader {
   }
 }
 
-/** Puts text on the clipboard; returns whether the browser allowed it. Pages that are not on HTTPS or localhost may not. */
+/** Copies text to the clipboard; returns whether the browser allowed it. It may not, except on HTTPS and localhost. */
 export async function copied(text) {
   try {
     await navigator.clipboard.writeText(text);

@@ -35,7 +35,7 @@ async function ask(method, path, body, type = "application/json") {
   return response.json();
 }
 
-/** A path with the parameters that have a value. */
+/** Returns a path with those parameters that have a value. */
 function path(base, parameters) {
   const given = Object.entries(parameters).filter(([, value]) => value !== undefined && value !== null);
   return given.length ? `${base}?${new URLSearchParams(given)}` : base;
@@ -43,7 +43,7 @@ function path(base, parameters) {
 
 const at = (id) => `/v1/sessions/${encodeURIComponent(id)}`;
 
-/** A page of the list, newest first: `{ data, has_more, next }`. */
+/** Returns a page of the list, newest first: `{ data, has_more, next }`. */
 export const listSessions = (after) => ask("GET", path("/v1/sessions", { limit: 50, after }));
 
 export const listForks = async (id) => (await ask("GET", path("/v1/sessions", { limit: 100, forked_from: id }))).data;
@@ -55,13 +55,13 @@ export const rewindTo = (id, version) => ask("POST", `${at(id)}/rewind`, { versi
 export const forkFrom = async (id, version, metadata) =>
   (await ask("POST", `${at(id)}/fork`, { version, metadata })).data[0];
 
-/** A part of a text by tokens: `{ text, start, end, total }`. */
+/** Returns a range of tokens as text: `{ text, start, end, total }`. */
 export const readText = (id, version, start, end) => ask("GET", path(`${at(id)}/text`, { version, start, end }));
 
-/** A part of a conversation by messages: `{ data, start, end, total }`. */
+/** Returns a range of messages: `{ data, start, end, total }`. */
 export const readMessages = (id, version, start, end) => ask("GET", path(`${at(id)}/messages`, { version, start, end }));
 
-/** The versions of a session, after those of other sessions (`elsewhere`) from which its first one was made. */
+/** Returns the versions of a session, preceded by their ancestors from other sessions, which are marked `elsewhere`. */
 export async function getTurns(id) {
   const { data } = await ask("GET", `${at(id)}/turns`);
   const listed = new Set(data.map((turn) => turn.version));

@@ -1,7 +1,7 @@
 // The sheet: pieces of text, each written by a person or the model, and their display.
 // Text reaches the page as text nodes and values only, never as markup.
 
-/** The pieces after an edit to `text`; unchanged characters keep their author. */
+/** Returns the pieces after an edit to `text`; unchanged characters keep their author. */
 export function edited(pieces, text) {
   const old = pieces.map((piece) => piece.text).join("");
   const shorter = Math.min(old.length, text.length);

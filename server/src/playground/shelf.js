@@ -2,7 +2,7 @@
 
 import { listSessions, upload, setMetadata } from "./sessions.js";
 
-/** A conversation's name, or a substitute if it has none. */
+/** Returns a conversation's name, or a substitute if it has none. */
 export function nameOf(session) { return session.metadata.name || `Unnamed, ${session.id.slice(4, 10)}`; }
 
 export class Shelf {
@@ -34,7 +34,7 @@ export class Shelf {
     this.draw();
   }
 
-  /** Opens the conversation whose id, or a link to which, was entered. */
+  /** Opens the conversation whose id or link was entered. */
   follow() {
     const id = /ses_[0-9a-f]{32}/.exec(this.openId.value)?.[0];
     this.openId.setAttribute("aria-invalid", String(!id));

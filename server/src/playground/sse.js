@@ -46,14 +46,14 @@ export class ApiError extends Error {
   }
 }
 
-/** The error of an unsuccessful response. */
+/** Returns the error of an unsuccessful response. */
 export async function apiError(response) {
   let body = null;
   try { body = await response.json(); } catch { /* not JSON, for example a proxy's page: the status must suffice */ }
   return new ApiError(body?.error, response.status, response.headers.get("retry-after"));
 }
 
-/** Awaits a network operation, whose failures are TypeErrors, and turns those into an ApiError with `message`. */
+/** Awaits a network operation. Turns its failures, which are TypeErrors, into an ApiError with `message`. */
 export async function reached(step, message) {
   try {
     return await step;
@@ -62,7 +62,7 @@ export async function reached(step, message) {
   }
 }
 
-/** What a chunk says, in whichever of the two formats. */
+/** Reads a chunk of either of the two formats. */
 function partOf(chunk) {
   const choice = chunk.choices?.[0] ?? {};
   return {
@@ -77,8 +77,8 @@ function partOf(chunk) {
 }
 
 /**
- * Sends a request for a completion, or for chat if it has messages, and yields each part of the answer; of a turn, first the
- * version that it will create. Throws ApiError for an error before or within the stream.
+ * Sends a completion request, or a chat request if it has messages, and yields each part of the answer. The first part of a
+ * turn has the version that it will create. Throws ApiError for an error before or within the stream.
  */
 export async function* complete(request, signal, headers = {}) {
   const path = "messages" in request ? "/v1/chat/completions" : "/v1/completions";

@@ -3,22 +3,22 @@
 import { readMessages, readText } from "./sessions.js";
 import { copied } from "./texts.js";
 
-/** Tokens shown at first, from the end back: a page with megabytes of text is slow. */
+/** Number of tokens shown at first, counted from the end: a page with megabytes of text is slow. */
 export const SHOWN_AT_FIRST = 50_000;
 
-/** The most that the server returns at once. */
+/** The most tokens that the server returns at once. */
 const MOST_TOKENS = 1_000_000;
 
-/** Messages that are told apart, from the end back. */
+/** Number of messages that are told apart, counted from the end. */
 const MOST_MESSAGES = 2_000;
 
-/** What is shown of a version: `pieces` of text with their authors, the same as `messages`, how many of the first tokens are
- *  left out, whether the server keeps the text, and if not, the newest version of which this browser has no copy. */
+/** What is shown of a version: `pieces` of text with their authors, the same text as `messages`, how many first tokens
+ *  are `skipped`, whether the server has `kept` the text, and if not, the newest version `missing` from this browser. */
 export function emptyStory(version = null) { return { version, pieces: [], messages: [], skipped: 0, kept: true, missing: null }; }
 
 export const pieceOf = ({ role, content }) => ({ text: content ?? "", made: role === "assistant" });
 
-/** The story of a turn of session `id`, with at most the last `most` tokens. `turns` maps versions to turns. */
+/** Reads the story of a turn of session `id`, with at most the last `most` tokens. `turns` maps versions to turns. */
 export async function readStory(id, turn, turns, most = SHOWN_AT_FIRST) {
   if (turn.tokens === 0) return emptyStory(turn.version);
   const skipped = Math.max(0, turn.tokens - Math.min(most, MOST_TOKENS));
@@ -48,7 +48,7 @@ export async function isKept(id, version) {
   }
 }
 
-/** The beginning of what a turn added to its parent, as pieces; for one line. */
+/** Reads the beginning of what a turn added to its parent, as pieces: enough to fill a line. */
 export async function readBeginning(id, turn, parent) {
   const start = parent?.tokens ?? Math.max(0, turn.tokens - turn.prompt_tokens - turn.completion_tokens);
   const answer = Math.min(start + (turn.prompt_tokens ?? 0), turn.tokens);
@@ -57,8 +57,8 @@ export async function readBeginning(id, turn, parent) {
 }
 
 /**
- * Splits a text into pieces by the messages of which it ends. It may begin in the middle of them. What lies between
- * messages was written by the chat template. Searches from the end back, so that a short message is found in its place.
+ * Splits a text into pieces by author. The text ends with the last of `messages` but may begin in the middle of them. Text
+ * between messages comes from the chat template. Searches backward, so that a short message is found in its place.
  */
 export function authored(text, messages) {
   const pieces = [];
@@ -76,7 +76,7 @@ export function authored(text, messages) {
   return pieces.filter((piece) => piece.text);
 }
 
-/** Where `content` stands last in the first `end` characters of `text`, or -1. */
+/** Returns the last index of `content` within the first `end` characters of `text`, or -1. */
 function placeOf(text, content, end) {
   return content && content.length <= end ? text.lastIndexOf(content, end - content.length) : -1;
 }

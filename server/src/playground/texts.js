@@ -3,7 +3,7 @@
 
 const PREFIX = "tidegate-text-";
 
-/** Most characters stored: browsers allow a page about five million bytes, at two per character. */
+/** The most characters stored: browsers allow a page about five million bytes, at two per character. */
 const MAX_CHARACTERS = 1_500_000;
 
 /** Stores what `version` added to `parent`, removing the oldest texts if necessary. */
@@ -22,8 +22,8 @@ export function forget(versions) {
 }
 
 /**
- * The messages up to `version`. If an earlier part is not stored, `missing` is the newest version without a copy, and the
- * messages are those after it. `turns` maps versions to turns.
+ * Returns the messages up to `version`. If an earlier part is not stored, `missing` is the newest version without a copy,
+ * and the messages are those after it. `turns` maps versions to turns.
  */
 export function copied(version, turns) {
   const parts = [];

@@ -33,7 +33,7 @@ export function layout(turns) {
   return { nodes, all, lanes, columns: 1 + Math.max(0, ...all.map((node) => node.depth)) };
 }
 
-/** A turn in words, for screen readers. */
+/** Describes a turn in words, for screen readers. */
 export function described(node) {
   const { turn } = node;
   const parts = [`${turn.tokens === 0 ? "The empty beginning" : title(node)}, ${short(turn.tokens)} tokens`];
@@ -151,7 +151,7 @@ export class Tree {
     this.choose(this.mark(next.turn.version));
   }
 
-  /** Left and right move along a branch, up and down to the next branch. */
+  /** Returns the node that a key leads to. Left and right move along a branch, up and down to the next branch. */
   toward(node, key) {
     const { all } = this.places;
     const beside = (way) => {
@@ -173,7 +173,7 @@ export class Tree {
 
 function spot(node) { return [LEFT + node.depth * COLUMN, TOP + node.lane * LANE]; }
 
-/** A count short enough to fit under a dot. */
+/** Formats a count so that it fits under a dot. */
 function short(tokens) {
   if (tokens < 10_000) return tokens.toLocaleString();
   return tokens < 1e6 ? `${Math.round(tokens / 1000)}k` : `${(tokens / 1e6).toFixed(1)}M`;

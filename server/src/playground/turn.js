@@ -1,5 +1,5 @@
-// One turn of a session: its request and its stream, and after a stop, keeping exactly what the page showed. Knows nothing
-// of the page.
+// One turn of a session: sends its request, reads its stream, and after a stop keeps exactly what the page showed. Knows
+// nothing of the page.
 
 import { explained, getSession, rewindTo } from "./sessions.js";
 import { complete } from "./sse.js";
@@ -9,7 +9,7 @@ const END_TRIES = 100;
 const END_MS = 60;
 
 export class Turn {
-  /** `typed` is what a person wrote for it. */
+  /** `typed` is what the person wrote for this turn. */
   constructor(typed) {
     this.typed = typed;
     this.session = null; // as it was before the turn
@@ -36,8 +36,8 @@ export class Turn {
   get headers() { return { "if-match": this.session.version }; }
 
   /**
-   * After the run has failed: if it was stopped or the stream broke, the server has rolled it back, and this takes it again
-   * as far as the page showed it. The seed is the same, so the text is.
+   * Called after the run has failed. If it was stopped or the stream broke, the server has rolled it back; this repeats it
+   * up to what the page showed. The seed is the same, and so is the text.
    */
   async keep(failure, arrivals) {
     const isBroken = failure.name === "AbortError" || failure.status === 0 || failure.status === 200;

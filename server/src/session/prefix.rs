@@ -265,7 +265,7 @@ mod tests {
         assert_eq!((branch(100, 68), branch(100, 69), branch(100, 100)), (Some(100), None, None));
         assert_eq!((branch(32, 0), branch(31, 0)), (Some(32), None));
         assert_eq!(index.mark(BEN, &text(100, 7), 0), None);
-        // Earlier prompts count up to their ends, and this prompt up to its own.
+        // A branch may be at the end of an earlier prompt, or at the end of this one.
         assert_eq!(
             (index.mark(ANN, &text(100, 1001), 0), index.mark(ANN, &text(100, 1001)[..90], 0)),
             (Some(150), Some(90))

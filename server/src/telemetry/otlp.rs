@@ -189,7 +189,6 @@ mod tests {
         assert!(protocol.contains("http/protobuf"), "{protocol}");
     }
 
-    /// `my.service.name=x` used to count as a name.
     #[test]
     fn only_a_whole_key_names_the_service() {
         for attributes in ["service.name=x", "a=b, service.name = x ,c=d"] {

@@ -70,13 +70,13 @@ def arguments() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The exit status, as in `cli.status`."""
+    """Runs a command and returns its exit status (see `cli.status`)."""
     args = arguments().parse_args(argv)
     return cli.status(PROG, lambda: execute(args))
 
 
 def about(args: argparse.Namespace):
-    """What the options say for the card."""
+    """Collects the options that describe the model for its card."""
     from .card import About
     from .files import read_text
 
@@ -86,12 +86,12 @@ def about(args: argparse.Namespace):
 
 
 def following(command: str, *words: object) -> None:
-    """Names the next command, on stderr, so that stdout stays JSON."""
+    """Prints the next command to stderr, so that stdout stays JSON."""
     print(f"next: {PROG} {command} {shlex.join(str(w) for w in words)}", file=sys.stderr)
 
 
 def run_folder(out: Path) -> Path:
-    """The folder; ValueError if it has files and none of them is a run's."""
+    """Returns the folder; ValueError if it is not empty and holds no run."""
     if out.is_dir() and any(out.iterdir()) and not any((out / name).exists() for name in ("run.json", "state.pt")):
         raise ValueError(f"{out}: exists and holds no run; use a new or empty folder")
     return out

@@ -1,8 +1,8 @@
-"""What all mixers share: projections, the convolution, rotary angles and the output norm.
+"""The parts that all mixers share: projections, convolutions, rotary angles and the output norm.
 
-A mixer is an `Attention` with a `State` (a dataclass of tensors, each with the batch first) and three methods:
-`add_tensors` makes its own parameters, `empty` makes the state of an empty text, and `mix` turns heads of q, k, v into heads
-of outputs. A state of None is an empty past, and no state is returned: for blocks of text that are read alone.
+A mixer is a subclass of `Attention` with a `State` (a dataclass of tensors, batch first) and three methods: `add_tensors`
+creates its own parameters, `empty` returns the state of an empty text, and `mix` maps each head's q, k and v to outputs. If
+the given state is None, the past is empty and no state is returned; blocks of text that are read on their own use this.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ class MixerState:
         return type(self)(*(None if x is None else x.detach() for x in self.tuple()))
 
     def tuple(self) -> tuple:
-        """The tensors in the order of the fields, as in a run's `state.pt`."""
+        """The tensors in field order, as stored in a run's `state.pt`."""
         return tuple(getattr(self, f.name) for f in dataclasses.fields(self))
 
 
 class Attention(nn.Module):
-    """q, k, v = W x, each with its convolution and angles; the mixer between; o_proj of the (normed) heads."""
+    """A causal attention layer: q, k, v with optional convolutions and rotary angles, a mixer, an optional norm, and
+    o_proj."""
 
     State: type[MixerState]
 
@@ -44,11 +45,11 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(cfg.hidden_size, h * d, bias=False)
         self.o_proj = nn.Linear(h * d, cfg.hidden_size, bias=False)
         self.gate = nn.Linear(cfg.hidden_size, h, bias=True) if cfg.gate else None
-        # A seed's numbers are drawn in the order in which tensors are created, so the mixer's own come here.
+        # For a given seed, random numbers are drawn in the order in which tensors are created; the mixer's own come here.
         self.register_parameter("sigma", None)
         self.register_buffer("random_matrices", None)
-        self.draw: Tensor | None = None  # random matrices of this forward pass, if drawn from a pool
-        self.products: torch.dtype | None = None  # type in which RFA multiplies matrices, if not f32
+        self.draw: Tensor | None = None  # random matrices of this step, if drawn from a pool
+        self.products: torch.dtype | None = None  # dtype of RFA's matrix products, if not f32
         self.add_tensors(cfg)
         self.o_norm = RMSNorm(d, cfg.rms_norm_eps) if cfg.output_norm else None
         if cfg.conv_kernel:
@@ -57,35 +58,46 @@ class Attention(nn.Module):
             self.v_conv1d = CausalConv1d(h * d, cfg.conv_kernel)
 
     def add_tensors(self, cfg: ModelConfig) -> None:
-        """Makes the tensors that only this mixer has."""
+        """Creates the tensors that only this mixer has."""
 
     def empty(self, batch: int, device) -> MixerState:
-        """The state of `batch` empty texts."""
+        """Returns the state of `batch` empty texts."""
         raise NotImplementedError
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, a: Tensor | None, state: Any, starts: Tensor | None,
             doc: Tensor | None, chunk: int) -> tuple[Tensor, Any]:
-        """q, k, v: (batch, heads, time, head_dim), f32; a: (batch, heads, time), the gates' logits; state: without a
-        convolution's part, or None; starts and doc: as in `forward` -> out (batch, heads, time, head_dim), and the state
-        after the last token, None if none was given"""
+        """Mixes the tokens of one segment, and of the past if a state is given.
+
+        q, k, v: (batch, heads, time, head_dim), f32
+        a: (batch, heads, time), the gate logits; None without a gate
+        state: the state before the segment, or None; `forward` handles its `conv`
+        starts, doc: as in `forward`
+        -> out (batch, heads, time, head_dim), and the state after the last token, or None if `state` is None
+        """
         raise NotImplementedError
 
     def empty_conv(self, batch: int, device) -> Tensor | None:
-        """The convolutions' inputs of empty texts: (batch, 3, conv_kernel - 1, heads * head_dim)."""
+        """Returns the convolutions' inputs before a text, all zeros: (batch, 3, conv_kernel - 1, heads * head_dim); None
+        without a convolution."""
         cfg = self.cfg
         if not cfg.conv_kernel:
             return None
         return torch.zeros(batch, 3, cfg.conv_kernel - 1, cfg.num_attention_heads * cfg.head_dim, device=device)
 
     def matrices(self) -> Tensor:
-        """The current random matrices, (heads, proj_dim, head_dim), multiplied by sigma if there is one."""
+        """Returns the current random matrices, (heads, proj_dim, head_dim), multiplied by sigma if there is one."""
         w = self.random_matrices if self.draw is None else self.draw
         return w if self.sigma is None else w * self.sigma[:, None, :]
 
     def forward(self, x: Tensor, state: MixerState | None, doc: Tensor | None, starts: Tensor | None, positions: Tensor,
                 chunk: int) -> tuple[Tensor, MixerState | None]:
-        """x: (batch, time, hidden); starts: (batch, time), true where the state is zeroed before the token; doc:
-        (batch, time), the number of starts up to each token; positions: (batch, time)"""
+        """Reads one segment; returns the outputs and the state after it.
+
+        x: (batch, time, hidden)
+        starts: (batch, time), true where the state is zeroed before the token
+        doc: (batch, time), the number of starts up to each token
+        positions: (batch, time)
+        """
         cfg = self.cfg
         b, t, _ = x.shape
         q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)

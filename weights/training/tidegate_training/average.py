@@ -1,4 +1,4 @@
-"""The average of a run's weights: an exponential moving average in f32, beside the weights that train."""
+"""An exponential moving average of a run's weights, kept in f32 beside the weights that are trained."""
 
 from __future__ import annotations
 
@@ -10,24 +10,29 @@ from torch import Tensor, nn
 
 
 class Average:
-    """weights: name and average of each tensor of the model, its shape as in the model"""
+    """An exponential moving average of a model's weights.
+
+    weights: the average of each tensor in the model's state dict, by name
+    """
 
     def __init__(self, model: nn.Module, decay: float):
-        """decay: of the older weights, per step"""
+        """decay: the share of the old average that each step keeps"""
         self.decay = decay
         self.weights: dict[str, Tensor] = {name: x.detach().float().clone() for name, x in model.state_dict().items()}
 
     @torch.no_grad()
     def add(self, model: nn.Module, step: int) -> None:
-        """Takes in the weights after a step. step: its number, from 0. The first steps forget faster, or the average would
-        be of the weights that nothing had trained."""
+        """Updates the average with the weights after a step. step: the step's number, from 0
+
+        The first steps use a lower decay; otherwise the untrained initial weights would dominate the average.
+        """
         decay = min(self.decay, (1 + step) / (10 + step))
         for name, x in model.state_dict().items():
             self.weights[name].lerp_(x.float(), 1 - decay)
 
     @contextmanager
     def in_place(self, model: nn.Module) -> Iterator[None]:
-        """The model has the average's weights inside, and its own again after."""
+        """Replaces the model's weights by the average inside a `with` block and restores them afterwards."""
         own = {name: x.detach().clone() for name, x in model.state_dict().items()}
         model.load_state_dict(self.weights)
         try:

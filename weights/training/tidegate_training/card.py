@@ -22,12 +22,12 @@ IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+_-]*")
 
 @dataclass(frozen=True)
 class About:
-    """What only the owner of a model knows; nothing of it has a default.
+    """What only the owner of a model can say about it; nothing is assumed by default.
 
     license, language: identifiers as on Hugging Face, for example `mit` and `en`
-    description: a paragraph; data_notes: a file with Markdown about the texts, their origin and licences
-    prompts: of the samples, which have none otherwise
-    commands: what made the model, if it was not `prepare`, `train` and `export`
+    description: a paragraph; data_notes: a Markdown file about the texts, their origin and licenses
+    prompts: prompts of the samples; if empty, the samples have no prompt
+    commands: the commands that made the model, if not `prepare`, `train` and `export`
     """
 
     license: tuple[str, ...] = ()
@@ -45,7 +45,7 @@ class About:
                                      f"(repeat it for several), found {value!r}")
 
     def flags(self) -> list[str]:
-        """The options of `export` that give this."""
+        """Returns the options of `export` that set these values."""
         given = [("license", x) for x in self.license] + [("language", x) for x in self.language]
         given += [("description", self.description)] * bool(self.description) + [("prompt", x) for x in self.prompts]
         given += [("data-notes", str(self.data_notes))] if self.data_notes else []
@@ -53,7 +53,7 @@ class About:
 
 
 def last_scores(log: Path, step: int) -> tuple[int, dict]:
-    """Step and validation scores of the last evaluation at or before `step`; (0, {}) if there is none."""
+    """Returns the step and the validation scores of the last evaluation at or before `step`; (0, {}) if there is none."""
     found: tuple[int, dict] = (0, {})
     for line in log.read_text(encoding="utf-8").splitlines() if log.exists() else []:
         entry = json.loads(line)
@@ -63,7 +63,7 @@ def last_scores(log: Path, step: int) -> tuple[int, dict]:
 
 
 def train_command(cfg: RunConfig) -> str:
-    """The command that repeats this run: the nearest file of `configs/`, and a `--set` for each difference."""
+    """Returns the command that repeats this run: the closest file in `configs/`, and a `--set` for each difference."""
     best: tuple[Path | None, list[str]] = (None, [])
     for path in sorted(CONFIGS.glob("*.toml")):
         base = config.load(path)
@@ -85,7 +85,10 @@ def table(head: list[str], rows: list[list]) -> str:
 
 
 def data(cfg: RunConfig, about: About) -> str:
-    """The files of the run, and what the owner says about them. Of an absolute path, which means nothing elsewhere, the name."""
+    """Returns the card's text about the data: the files of the run and the owner's notes.
+
+    Absolute paths mean nothing on other machines, so only their file names appear.
+    """
     named = lambda file: f"`{Path(file).name if Path(file).is_absolute() else file}`"
     copies = cfg.data.repeat or [1] * len(cfg.data.train)
     files = ", ".join(named(f) + (f" ({n} copies)" if n != 1 else "") for f, n in zip(cfg.data.train, copies))
@@ -102,7 +105,7 @@ def data(cfg: RunConfig, about: About) -> str:
 
 
 def front_matter(m: ModelConfig, about: About) -> str:
-    """The metadata of the card, which Hugging Face reads."""
+    """Returns the card's metadata, which Hugging Face reads."""
     listed = lambda key, values: "".join([f"{key}:\n", *(f"- {v}\n" for v in values)]) if values else ""
     return f"""---
 {listed("license", about.license)}{listed("language", about.language)}pipeline_tag: text-generation
@@ -135,7 +138,7 @@ def quoted(text: str) -> str:
 
 
 def mixer(m: ModelConfig) -> str:
-    """The mixer and its paper."""
+    """Names the mixer and cites its paper."""
     gate = "a learned gate per head" if m.gate else "no gate"
     rfa = f'random feature attention with {gate} (Peng et al., "Random Feature Attention", ICLR 2021)'
     if m.attention == "rfa":
@@ -157,7 +160,7 @@ def reach(m: ModelConfig) -> str:
 
 
 def tags(m: ModelConfig) -> str:
-    """Tags of the mixer's kind."""
+    """Returns the metadata tags for the kind of mixer."""
     kind = {"softmax": ["sliding-window-attention"], "hybrid": ["rfa-gate" if m.gate else "rfa", "linear-attention", "sliding-window-attention"]}
     linear = {"gaussian": "rfa", "arc_cosine": "rfa", "elu": "elu", "favor": "favor"}[m.feature_map] + ("-gate" if m.gate else "")
     return "\n".join(f"- {tag}" for tag in kind.get(m.attention, [linear, "linear-attention"]))
@@ -165,8 +168,12 @@ def tags(m: ModelConfig) -> str:
 
 def write(name: str, cfg: RunConfig, step: int, log: Path, dtype: str, samples: list[tuple[str, str]], about: About = About(),
           start: dict[str, str] | None = None, averaged: bool = False) -> str:
-    """The text of the card. step: optimiser steps behind the weights; samples: prompts and texts; start: name and sha256 of the
-    weights from which the run started; averaged: whether the weights are the average of the run's"""
+    """Returns the text of the card.
+
+    step: the number of optimizer steps behind the weights; samples: pairs of prompt and text
+    start: name and sha256 of the weights that the run started from
+    averaged: whether the weights are the run's moving average
+    """
     m, t = cfg.model, cfg.train
     tokens = step * t.lanes * t.segment * t.accumulate
     carried = "The state is carried from segment to segment" if t.carry_state else "The state is zeroed before each segment"

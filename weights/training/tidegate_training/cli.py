@@ -1,4 +1,4 @@
-"""What the command lines of the trainer and of the experiments share: options, and errors as exit status and one line."""
+"""What the trainer's and the experiments' command lines share: options, and the conversion of errors to exit statuses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def add_overrides(parser: argparse.ArgumentParser) -> None:
 
 
 def add_prepare(commands, name: str, text: str) -> None:
-    """A command that encodes the texts of a configuration; commands: from `add_subparsers`."""
+    """Adds a command that encodes the texts of a configuration. commands: the result of `add_subparsers`"""
     p = commands.add_parser(name, help=text, description=text)
     p.add_argument("config", type=Path)
     p.add_argument("--texts", type=Path, default=Path("."), help="folder that the files of [data] are relative to")
@@ -23,7 +23,11 @@ def add_prepare(commands, name: str, text: str) -> None:
 
 
 def status(prog: str, action: Callable[[], None]) -> int:
-    """0, 1 if a loss diverged, 2 if the command or a configuration is wrong, which one line on stderr explains; 130 after Ctrl-C."""
+    """Runs `action` and returns the exit status; an error takes one line on stderr.
+
+    0: success; 1: the run stopped because it diverged or a tensor got no gradient; 2: the command, a configuration or a
+    file is wrong; 130: Ctrl-C
+    """
     try:
         action()
     except (ValueError, OSError) as e:
@@ -32,7 +36,7 @@ def status(prog: str, action: Callable[[], None]) -> int:
         print(f"{prog}: {' '.join(str(e).split())}", file=sys.stderr)
         return 2
     except RuntimeError as e:
-        from .train import Diverged, Untrained  # here, so that `--help` need not load PyTorch
+        from .train import Diverged, Untrained  # imported here so that `--help` does not load PyTorch
 
         if not isinstance(e, (Diverged, Untrained)):
             raise

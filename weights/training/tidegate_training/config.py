@@ -1,4 +1,4 @@
-"""One TOML describes one run: `[model]`, `[data]`, `[train]`. Unknown keys are refused."""
+"""The settings of a run, read from one TOML file with `[model]`, `[data]` and `[train]`. Unknown keys are refused."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ FEATURE_MAPS = ("gaussian", "arc_cosine", "elu", "favor")
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Hugging Face names; written as `config.json` and read by `tidegate-model`'s `DecoderConfig`.
+    """The settings of a decoder under their Hugging Face names; written as `config.json` and read by `tidegate-model`'s
+    `DecoderConfig`.
 
-    `attention` is `rfa` (with a `feature_map`), `softmax` or `hybrid`. Settings that a mixer does not use get one value
-    (`proj_dim` 0 without random matrices, `gate` false for softmax), and an empty `position_embedding` becomes `rope` with a
-    window, `none` for rfa. Raises ValueError for an impossible combination.
+    `attention` is `rfa` (with a `feature_map`), `softmax` or `hybrid`. Settings that a mixer does not use are set to a
+    fixed value (`proj_dim` 0 without random matrices, `gate` false for softmax). An empty `position_embedding` becomes
+    `none` for rfa and `rope` for the mixers with a window. Raises ValueError for an impossible combination.
     """
 
     vocab_size: int = 4096
@@ -79,24 +80,26 @@ class ModelConfig:
 
     @property
     def has_floor(self) -> bool:
-        """Whether denominators are clamped at `denominator_eps` times the weight seen, because features may be negative."""
+        """Whether denominators are clamped at `denominator_eps` times c, the total weight of the keys seen, because
+        features may be negative."""
         return self.attention != "softmax" and self.feature_map == "gaussian"
 
     @property
     def denominator_floor(self) -> float:
-        """The least denominator, as a share of the weight seen; 0 where no feature is negative."""
+        """The smallest allowed denominator as a share of c, the total weight of the keys seen; 0 where no feature is
+        negative."""
         return self.denominator_eps if self.has_floor else 0.0
 
     @property
     def features(self) -> int:
-        """Features of a head, F; 0 for softmax."""
+        """The number of features per head, F; 0 for softmax."""
         if self.attention == "softmax":
             return 0
         return {"gaussian": 2 * self.proj_dim, "elu": self.head_dim}.get(self.feature_map, self.proj_dim)
 
     @property
     def state_numbers(self) -> int:
-        """Size of the state of all layers, however long the text; a window counts in full."""
+        """The number of values in the state of all layers, however long the text; a window counts as full."""
         head = 0
         if self.attention != "softmax":
             head += self.features * (self.head_dim + 1) + 1 + (self.feature_map == "favor")
@@ -108,10 +111,11 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """How a run is trained: `segment` tokens per lane and step, the state carried between steps.
+    """The settings of training. `segment` tokens are read per lane at a time; `carry_state` carries the state between
+    segments.
 
-    The defaults are the best row of the table in `weights/README.md`. `ema`: the share that the average of the weights keeps
-    at each step; 0 for no average. Raises ValueError for a value out of range.
+    The defaults are the best row of the table in `weights/README.md`. `ema`: the share of the weights' moving average that
+    each step keeps; 0 for no average. Raises ValueError for a value out of range.
     """
 
     seed: int = 1
@@ -160,10 +164,11 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Text files with `<|endoftext|>` between documents; `repeat` copies of each in the training stream.
+    """The texts of a run: text files with `<|endoftext|>` between documents.
 
-    `held_out`: the last share of each training file's characters, which validates as `held_out` instead of training.
-    `clean`, `kind`, `unmarked` and `cut` give the training texts their form (`texts.Form`).
+    `repeat`: the number of copies of each training text in the stream.
+    `held_out`: the share of characters at the end of each training file that is used for validation instead, as `held_out`.
+    `clean`, `kind`, `unmarked` and `cut` set the form of the training texts (see `texts.Form`).
     """
 
     train: list[str] = field(default_factory=list)
@@ -198,7 +203,7 @@ class RunConfig:
 
 
 def build(cls, table: dict, where: str):
-    """Builds a settings class from a table; ValueError for an unknown key."""
+    """Builds a settings class from a table; ValueError for an unknown key or a value of the wrong type."""
     known = {f.name for f in dataclasses.fields(cls)}
     unknown = sorted(set(table) - known)
     if unknown:
@@ -210,7 +215,8 @@ def build(cls, table: dict, where: str):
 
 
 def is_a(value, kind: str) -> bool:
-    """Whether a TOML value has a field's annotated type; an integer counts as a float, a boolean not as a number."""
+    """Returns whether a TOML value has a field's annotated type. An integer counts as a float; a boolean does not count as
+    a number."""
     if isinstance(value, bool):
         return kind == "bool"
     kinds = {"int": int, "float": (int, float), "bool": bool, "str": str, "None": type(None), "list": list, "dict": dict}
@@ -223,7 +229,8 @@ def is_a(value, kind: str) -> bool:
 
 
 def read(path: str | Path, overrides: list[str], tables: tuple[str, ...]) -> dict[str, dict]:
-    """A TOML's tables; each override is `table.key=value` with the value in TOML syntax. Other tables than `tables` are refused."""
+    """Reads the tables of a TOML file and applies the overrides, each `table.key=value` with a TOML value; ValueError for a
+    table that is not in `tables`."""
     try:
         raw = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except UnicodeDecodeError as e:
@@ -247,11 +254,11 @@ def read(path: str | Path, overrides: list[str], tables: tuple[str, ...]) -> dic
 
 
 def build_run(raw: dict[str, dict]) -> dict:
-    """The arguments of `RunConfig` from a TOML's tables."""
+    """Builds the arguments of `RunConfig` from a TOML file's tables."""
     tables = {"model": ModelConfig, "train": TrainConfig, "data": DataConfig}
     return {name: build(cls, raw.get(name, {}), name) for name, cls in tables.items()}
 
 
 def load(path: str | Path, overrides: list[str] = ()) -> RunConfig:
-    """Reads a run's TOML, with overrides as in `read`."""
+    """Reads a run's TOML file; overrides as in `read`."""
     return RunConfig(**build_run(read(path, overrides, ("model", "data", "train"))))

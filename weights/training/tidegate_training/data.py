@@ -1,7 +1,7 @@
-"""Tokenizer, token streams and lanes: from text files with `<|endoftext|>` between documents to ids.
+"""Turns text files with `<|endoftext|>` between documents into a tokenizer, token streams and lanes.
 
-Every document begins with the token `<|endoftext|>` (id 0), which is both the start and the end mark; the state is zeroed
-before it. A packed stream is therefore `0 doc 0 doc 0 ...`.
+Every document begins with the token `<|endoftext|>` (id 0), which marks both its start and the end of the one before; the
+state is zeroed before the token. A packed stream is therefore `0 doc 0 doc 0 ...`.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ MIN_VOCABULARY = 257
 
 
 def divide(path: Path, share: float) -> tuple[str, str]:
-    """Splits a text before its last `share` of characters."""
+    """Splits a text in two; the second part is the last `share` of its characters."""
     text = read_text(path)
     cut = int(len(text) * (1 - share))
     return text[:cut], text[cut:]
 
 
 def fingerprint(data: Path, train: tuple[str, ...] = ("train.bin",)) -> str:
-    """A hash of the streams and `data.json` in a folder that `prepare` wrote, which identifies its data.
+    """Returns a hash of the streams and of `data.json` in a folder that `prepare` wrote, which identifies its data.
 
-    train: the training streams
+    train: the file names of the training streams
     """
     found = hashlib.sha256()
     for path in [data / "data.json", *(data / name for name in train), *sorted(data.glob("valid_*.bin"))]:
@@ -44,18 +44,18 @@ def fingerprint(data: Path, train: tuple[str, ...] = ("train.bin",)) -> str:
 
 
 def documents(path: str | Path) -> list[str]:
-    """The documents of a file, without the marks and the line breaks around them, and without empty ones."""
+    """Returns the non-empty documents of a file, without the marks and without line breaks at either end."""
     text = read_text(path)
     return [d for d in (part.strip("\n") for part in text.split(EOT)) if d]
 
 
 def train_tokenizer(files: list[str], vocab_size: int, out: Path) -> None:
-    """`fit_tokenizer` to the documents of text files."""
+    """Trains a tokenizer on the documents of text files (see `fit_tokenizer`)."""
     fit_tokenizer((d for f in files for d in documents(f)), vocab_size, out)
 
 
 def fit_tokenizer(texts: Iterable[str], vocab_size: int, out: Path) -> None:
-    """A byte-level BPE whose post-processor puts `<|endoftext|>` before a text."""
+    """Trains and saves a byte-level BPE tokenizer whose post-processor puts `<|endoftext|>` before a text."""
     tok = Tokenizer(models.BPE())
     tok.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tok.decoder = decoders.ByteLevel()
@@ -73,7 +73,8 @@ def fit_tokenizer(texts: Iterable[str], vocab_size: int, out: Path) -> None:
 
 
 def encode(tok: Tokenizer, docs: list[str], order: np.ndarray | None = None) -> np.ndarray:
-    """One stream of uint16 ids with `EOT_ID` before every document and at the end."""
+    """Encodes documents as one stream of uint16 ids, with `EOT_ID` before every document and at the end. order: the indices
+    of the documents, in stream order"""
     parts = []
     index = range(len(docs)) if order is None else order
     for i in tqdm(index, desc="encode", unit="doc", leave=False):
@@ -83,7 +84,7 @@ def encode(tok: Tokenizer, docs: list[str], order: np.ndarray | None = None) -> 
 
 
 def texts_of(path: str) -> list[str]:
-    """The documents of a file; ValueError if it has none."""
+    """Returns the documents of a file; ValueError if it has none."""
     found = documents(path)
     if not found:
         raise ValueError(f"{path}: holds no text")
@@ -92,11 +93,14 @@ def texts_of(path: str) -> list[str]:
 
 def prepare(train: list[str], repeat: list[int], valid: dict[str, str], vocab_size: int, seed: int, out: Path,
             held_out: float = 0.0, exact: bool = True, form: Form = Form()) -> dict:
-    """Writes `tokenizer.json`, `train.bin`, `valid_<name>.bin` (uint16) and `data.json` into `out`; returns the latter.
+    """Writes `tokenizer.json`, `train.bin`, `valid_<name>.bin` (uint16) and `data.json` into `out`; returns the contents of
+    `data.json`.
 
-    held_out: the last share of each training text validates; `train_<n>.txt` and `held_out.txt` are the two parts.
-    exact: whether a text that gives fewer than `vocab_size` tokens is refused. A `tokenizer.json` in `out` is kept.
-    form: of the training texts
+    held_out: the share at the end of each training text that is held out for validation; the two parts of the texts are
+    written as `train_<n>.txt` and `held_out.txt`
+    exact: whether the tokenizer must have exactly `vocab_size` tokens; if not, texts that yield fewer tokens are accepted
+    form: the form of the training texts
+    A `tokenizer.json` that is already in `out` is kept.
     """
     if not train:
         raise ValueError("data.train: must name at least one text file")
@@ -132,7 +136,8 @@ def prepare(train: list[str], repeat: list[int], valid: dict[str, str], vocab_si
 
 
 def vocabulary(docs: list[str], size: int, path: Path, exact: bool) -> Tokenizer:
-    """The tokenizer at `path`, or a new one of these documents; ValueError if it must have `size` tokens and has not."""
+    """Loads the tokenizer at `path`, or trains one on these documents; ValueError if `exact` and it does not have `size`
+    tokens."""
     new = not path.exists()
     if new:
         fit_tokenizer(docs, size, path)
@@ -147,15 +152,17 @@ def vocabulary(docs: list[str], size: int, path: Path, exact: bool) -> Tokenizer
 
 
 def prepare_run(run: RunConfig, texts: Path, out: Path, exact: bool = True) -> dict:
-    """`prepare` for the files of `[data]`, which are relative to `texts`."""
+    """Calls `prepare` for the files of `[data]`, which are relative to `texts`."""
     given, at = run.data, lambda name: str(texts / name)
     return prepare([at(f) for f in given.train], given.repeat, {k: at(f) for k, f in given.valid.items()}, run.model.vocab_size,
                    run.train.seed, out, given.held_out, exact, Form(given.clean, given.kind, given.unmarked, given.cut))
 
 
 def positions(starts: np.ndarray, before: np.ndarray) -> np.ndarray:
-    """Tokens since the document's start. starts: bool (lanes, time); before: (lanes), the first token's position
-    if no document starts -> int64 (lanes, time)"""
+    """Returns each token's position in its document: int64 (lanes, time).
+
+    starts: bool (lanes, time); before: (lanes), the first token's position if it does not start a document
+    """
     index = np.arange(starts.shape[1])
     last = np.maximum.accumulate(np.where(starts, index, -1), axis=1)
     return np.where(last >= 0, index - last, before[:, None] + index)
@@ -164,7 +171,7 @@ def positions(starts: np.ndarray, before: np.ndarray) -> np.ndarray:
 class Lanes:
     """Cuts a stream into `lanes` equal parts and reads them side by side, `segment` tokens at a time.
 
-    The position depends only on the step, so a resumed run reads the same tokens as an uninterrupted one.
+    What is read depends only on the step, so a resumed run reads the same tokens as an uninterrupted one.
     """
 
     def __init__(self, stream: np.ndarray, lanes: int, segment: int):
@@ -176,7 +183,8 @@ class Lanes:
         self.steps_per_epoch = self.length // segment
 
     def step(self, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """ids, targets (lanes, segment) and starts, true if the state is zeroed before the token."""
+        """Returns the ids, targets and starts of a step, each (lanes, segment); starts is true where the state is zeroed
+        before the token."""
         at = (index % self.steps_per_epoch) * self.segment
         rows = np.arange(self.lanes)[:, None] * self.length + at + np.arange(self.segment + 1)[None, :]
         ids = self.stream[rows].astype(np.int64)
@@ -186,7 +194,7 @@ class Lanes:
         return ids[:, :-1], ids[:, 1:], starts
 
     def before(self, index: int) -> np.ndarray:
-        """The number of tokens of its document that each lane has read before step `index`: (lanes), int64."""
+        """Returns how many tokens of its current document each lane has read before step `index`: (lanes), int64."""
         at = (index % self.steps_per_epoch) * self.segment
         found = np.zeros(self.lanes, dtype=np.int64)
         for lane in range(self.lanes):

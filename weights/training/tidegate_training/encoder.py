@@ -1,4 +1,4 @@
-"""A block that looks both ways: the decoder's norms and SwiGLU around attention to the whole sequence."""
+"""A bidirectional block: the decoder's norms and SwiGLU, with attention over the whole sequence."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from .layers import Mlp, RMSNorm, rotary
 
 
 class Softmax(nn.Module):
-    """Softmax attention of every query to every key that the mask leaves in."""
+    """Softmax attention from every query to every key that is not masked."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, query_mask: Tensor | None) -> Tensor:
-        """q, k, v: (batch, heads, time, head_dim); masks: bool (batch, time), false for padding -> as q"""
+        """q, k, v: (batch, heads, time, head_dim); masks: bool (batch, time), false for padding -> same shape as q"""
         mask = None if key_mask is None else key_mask[:, None, None, :]
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
 
 class BidirectionalAttention(nn.Module):
-    """q, k and v with rotary positions, the mixer, and the projection of its heads' outputs."""
+    """Attention over the whole sequence: q, k and v with rotary positions, a mixer, and the output projection."""
 
     def __init__(self, cfg, mixer: nn.Module):
         super().__init__()
@@ -32,7 +32,8 @@ class BidirectionalAttention(nn.Module):
         self.mixer = mixer
 
     def forward(self, x: Tensor, mask: Tensor | None, angles: tuple[Tensor, Tensor]) -> Tensor:
-        """x: (batch, time, hidden_size), mask: bool (batch, time), angles: of every place, for `rotary` -> as x"""
+        """x: (batch, time, hidden_size); mask: bool (batch, time); angles: of all positions, from `rotary_angles` -> same
+        shape as x"""
         b, t, _ = x.shape
         heads = lambda y: y.float().view(b, t, self.cfg.num_attention_heads, self.cfg.head_dim).transpose(1, 2)
         q, k, v = heads(self.q_proj(x)), heads(self.k_proj(x)), heads(self.v_proj(x))
@@ -45,8 +46,8 @@ class BidirectionalAttention(nn.Module):
 class EncoderBlock(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)).
 
-    cfg: hidden_size, intermediate_size, num_attention_heads, head_dim and rms_norm_eps
-    mixer: called as `Softmax`, the default
+    cfg: has hidden_size, intermediate_size, num_attention_heads, head_dim and rms_norm_eps
+    mixer: a module that is called like `Softmax`, which is the default
     """
 
     def __init__(self, cfg, mixer: nn.Module | None = None):

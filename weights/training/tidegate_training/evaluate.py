@@ -14,7 +14,11 @@ from .model import Decoder
 
 @dataclass(frozen=True)
 class Score:
-    """nats: mean loss per predicted token; bits_per_byte: total bits over the bytes of the text (see `stream_loss`)."""
+    """A model's score on a text.
+
+    nats: the mean loss per predicted token; bits_per_byte: the total bits divided by the bytes of the text (see
+    `stream_loss`)
+    """
 
     tokens: int
     nats: float
@@ -25,9 +29,11 @@ class Score:
 @torch.no_grad()
 def stream_loss(model: Decoder, stream: np.ndarray, text_bytes: int | None, limit: int | None = None, lanes: int = 1,
                 segment: int = 1024, device: str = "cpu") -> Score:
-    """Every token but the first is predicted, end marks too; bytes are those of the documents without marks.
+    """Scores a model on a stream. Every token but the first is predicted, including end marks.
 
-    lanes > 1 splits the text into that many pieces, each from an empty state: faster, and slightly pessimistic.
+    text_bytes: the bytes of the documents, without marks; limit: the maximum number of tokens to predict; None for all
+    lanes > 1 splits the text into that many pieces, each read from an empty state, which is faster and slightly
+    pessimistic.
     """
     model.eval()
     size = min(stream.size, (limit or stream.size) + 1)
@@ -49,7 +55,8 @@ def stream_loss(model: Decoder, stream: np.ndarray, text_bytes: int | None, limi
 
 
 def score(total: float, count: int, tokens: int, text_bytes: int | None) -> Score:
-    """total: nats over `count` of a text's `tokens` predictions, which represent that share of its bytes"""
+    """Returns the `Score` of a part of a text. total: the nats of `count` of the text's `tokens` predictions, which stand
+    for the same share of its bytes"""
     nats = total / count
     bpb = total / math.log(2) / (text_bytes * count / tokens) if text_bytes else None
     return Score(count, nats, math.exp(min(nats, 50.0)), bpb)

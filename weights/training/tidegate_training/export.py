@@ -1,7 +1,7 @@
-"""The checkpoint folder that Tidegate serves: written from a run, read back, and evaluated on a text.
+"""Writes the checkpoint folder that Tidegate serves from a run, reads it back, and evaluates it on a text.
 
-`config.json`, `model.safetensors`, `tokenizer.json`, `tokenizer_config.json`, `generation_config.json`, and the
-model card that `card.py` writes.
+The folder holds `config.json`, `model.safetensors`, `tokenizer.json`, `tokenizer_config.json`, `generation_config.json`,
+and the model card that `card.py` writes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from .model import Decoder, parameters
 from .seq2seq import Seq2Seq, Seq2SeqConfig
 
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
-# Small tensors that rounding affects most: a gate's half-life, the weight of far tokens, and the argument of sine and cosine.
+# Small tensors that are the most sensitive to rounding: they set a gate's half-life, the weight of far tokens, and the
+# arguments of sine and cosine.
 KEPT_F32 = ("gate.bias", "sigma", "far_bias", "random_matrices")
 # Keys of config.json that `ModelConfig` does not have; model_type names the kind of model.
 FIXED = {"model_type": "rfa_gate", "architectures": ["RfaGateForCausalLM"], "hidden_act": "silu",
@@ -37,20 +38,20 @@ FIXED = {"model_type": "rfa_gate", "architectures": ["RfaGateForCausalLM"], "hid
 FIXED_SEQ2SEQ = FIXED | {"model_type": "rfa_seq2seq", "architectures": ["RfaSeq2SeqForConditionalGeneration"]}
 GENERATION = {"bos_token_id": EOT_ID, "eos_token_id": EOT_ID, "do_sample": True, "temperature": sample.TEMPERATURE,
               "min_p": sample.MIN_P, "repetition_penalty": sample.REPETITION_PENALTY}
-# Greedy, as BLEU is measured.
+# Greedy decoding, with which BLEU is measured.
 GENERATION_SEQ2SEQ = {"bos_token_id": EOT_ID, "eos_token_id": EOT_ID, "do_sample": False, "temperature": 0.0}
-# A model of stories knows no roles: the messages of a chat are paragraphs, and the answer is the next one.
+# A story model knows no roles: each message of a chat is a paragraph, and the answer is the next paragraph.
 CHAT_TEMPLATE = ("{% for message in messages %}{{ message['content'] | trim }}"
                  "{% if not loop.last or add_generation_prompt %}{{ '\\n\\n' }}{% endif %}{% endfor %}")
 
 
 def fixed_keys(cfg: ModelConfig) -> dict:
-    """The keys of `config.json` that all models of a kind share."""
+    """Returns the keys of `config.json` that have the same value in all models of a kind."""
     return FIXED_SEQ2SEQ if isinstance(cfg, Seq2SeqConfig) else FIXED
 
 
 def config_json(cfg: ModelConfig, dtype: str) -> dict:
-    """The contents of `config.json`: exactly the keys that `tidegate-model` accepts."""
+    """Returns the contents of `config.json`: exactly the keys that `tidegate-model` accepts."""
     keys, fixed = dataclasses.asdict(cfg), fixed_keys(cfg)
     del keys["initializer_range"]  # only for training
     if cfg.sliding_window is None:
@@ -67,7 +68,7 @@ def config_json(cfg: ModelConfig, dtype: str) -> dict:
 
 
 def tensors(model: Decoder | Seq2Seq, dtype: str) -> dict[str, Tensor]:
-    """The state dict in `dtype`, except for `KEPT_F32`."""
+    """Returns the state dict in `dtype`, except for the tensors of `KEPT_F32`."""
     to = lambda name: torch.float32 if name.endswith(KEPT_F32) else DTYPES[dtype]
     return {k: v.detach().cpu().to(to(k)).contiguous() for k, v in model.state_dict().items()}
 
@@ -94,9 +95,9 @@ def write_folder(model: Decoder | Seq2Seq, tokenizer: Path, out: Path, dtype: st
     translates = isinstance(model.cfg, Seq2SeqConfig)
     write_json(out / "tokenizer_config.json", {
         "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": EOT, "eos_token": EOT, "unk_token": EOT,
-        # A text may have any length, but a source is limited by its positions.
+        # A decoder's text may have any length; the source of a translation is limited by its positions.
         "model_max_length": model.cfg.max_source_positions if translates else 10**30, "clean_up_tokenization_spaces": False,
-        # A translation model has no chat.
+        # A translation model has no chat template.
     } | ({} if translates else {"chat_template": CHAT_TEMPLATE}))
     write_json(out / "generation_config.json", GENERATION_SEQ2SEQ if translates else GENERATION)
 
@@ -111,7 +112,7 @@ class Written:
     dtype: str
 
     def __str__(self) -> str:
-        """A table, and the commands that serve the folder."""
+        """Returns a table of the files, and the commands that serve the folder."""
         rows = "\n".join(f"  {name:<24}{size:>14,} bytes" for name, size in self.files.items())
         path = shlex.quote(str(self.out))
         return f"""{self.out}: {self.parameters:,} parameters in {self.dtype}
@@ -121,7 +122,7 @@ from a clone:  cargo run --release -p tidegate-server -- --model {shlex.quote(st
 
 
 def check_free(out: Path, force: bool) -> None:
-    """ValueError if a folder has files that an export would overwrite or mix with its own."""
+    """Raises ValueError if `out` is a file, or if it is a folder with files and `force` is false."""
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out}: is a file; name a new or empty folder")
     if out.exists() and any(out.iterdir()) and not force:
@@ -132,8 +133,9 @@ def export_run(run: Path, data: Path, out: Path, dtype: str, name: str | None = 
                force: bool = False, averaged: bool = False) -> Written:
     """Writes the checkpoint folder of a run: its last saved weights, the tokenizer of `data`, and the card.
 
-    The files are written beside `out` and moved, so a failure leaves nothing. force: whether they may replace others;
-    averaged: the average of the weights (`train.ema`) instead of the last ones
+    The files are written to a temporary folder beside `out` and then moved, so a failure leaves nothing behind.
+    force: whether existing files may be overwritten
+    averaged: whether to export the moving average of the weights (`train.ema`) instead of the last weights
     """
     check_free(out, force)
     blob, recipe = read_state(run / "state.pt", "cpu"), read_json(run / "run.json", "train")
@@ -152,7 +154,7 @@ def export_run(run: Path, data: Path, out: Path, dtype: str, name: str | None = 
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as place:
         part = Path(place) / "part"
         write_folder(model, data / "tokenizer.json", part, dtype)
-        # The samples come from the rounded weights, read back.
+        # The samples come from the exported weights, rounded to `dtype`.
         shipped, tok = load_folder(part)
         drawn = sample.samples(shipped, tok, about.prompts)
         text = card.write(name or out.resolve().name, cfg, blob["step"], run / "log.jsonl", dtype, drawn, about, recipe.get("from"),
@@ -166,7 +168,7 @@ def export_run(run: Path, data: Path, out: Path, dtype: str, name: str | None = 
 
 
 def load_folder(path: Path) -> tuple[Decoder | Seq2Seq, Tokenizer]:
-    """Reads a checkpoint folder; the weights as f32."""
+    """Reads a checkpoint folder; the weights are converted to f32."""
     path = Path(path)
     keys = read_json(path / "config.json", "export")
     translates = keys.get("model_type") == FIXED_SEQ2SEQ["model_type"]
@@ -185,9 +187,9 @@ def load_folder(path: Path) -> tuple[Decoder | Seq2Seq, Tokenizer]:
 
 
 def evaluate_folder(model: Path, text: Path, limit: int | None = None) -> dict:
-    """Loss of a checkpoint folder on a text file, the state carried through the whole.
+    """Scores a checkpoint folder on a text file, with the state carried through the whole text.
 
-    `limit`: predict only the first tokens; `bytes` is then their share of the text's bytes.
+    limit: how many tokens to predict, from the start; `bytes` is then their share of the text's bytes
     """
     docs = documents(text)
     if not docs:

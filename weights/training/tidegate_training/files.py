@@ -1,4 +1,4 @@
-"""Reading what users and earlier commands wrote; errors name the file and what is wrong with it."""
+"""Reads files that users or earlier commands wrote; errors name the file and what is wrong with it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from tokenizers import Tokenizer
 
 
 def read_text(path: str | Path) -> str:
-    """A UTF-8 text, its line ends as `\\n`; ValueError names the file and the first byte that is not UTF-8."""
+    """Reads a UTF-8 text and converts its line ends to `\\n`; ValueError names the file and the first byte that is not
+    UTF-8."""
     content = Path(path).read_bytes()
     try:
         return content.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
@@ -19,14 +20,14 @@ def read_text(path: str | Path) -> str:
 
 
 def need(path: Path, command: str) -> Path:
-    """The path, if there is a file; `command` is what writes it."""
+    """Returns the path if the file exists; otherwise ValueError names `command`, which writes it."""
     if not path.is_file():
         raise ValueError(f"{path.parent}: has no {path.name}; `tidegate-train {command}` writes it")
     return path
 
 
 def read_json(path: Path, command: str) -> dict:
-    """A JSON object that `command` wrote."""
+    """Reads a JSON object that `command` wrote."""
     try:
         found = json.loads(read_text(need(path, command)))
     except json.JSONDecodeError as e:
@@ -37,7 +38,7 @@ def read_json(path: Path, command: str) -> dict:
 
 
 def read_tokenizer(path: Path, command: str) -> Tokenizer:
-    """A `tokenizer.json`."""
+    """Reads a `tokenizer.json` that `command` wrote."""
     need(path, command)
     try:
         return Tokenizer.from_file(str(path))
@@ -46,8 +47,8 @@ def read_tokenizer(path: Path, command: str) -> Tokenizer:
 
 
 def read_state(path: Path, device: str) -> dict:
-    """A run's `state.pt`."""
-    import torch  # here, so that preparing texts need not load it
+    """Reads a run's `state.pt`."""
+    import torch  # imported here so that preparing texts does not load it
 
     need(path, "train")
     try:

@@ -2,15 +2,16 @@
 
 `<name>/config.json` and `<name>/model.safetensors` are a checkpoint as `export` writes it; `<name>/golden.safetensors`:
 
-    ids      int64 (batch, time)              crosses a chunk of 64
+    ids      int64 (batch, time)              longer than a chunk of 64
     logits   f32 (batch, time, vocab)
-    state.N.s     f32 (batch, heads, features, head_dim + 1), after the last token, its last column is z
+    state.N.s     f32 (batch, heads, features, head_dim + 1), after the last token; the last column is z
     state.N.c     f32 (batch, heads)
-    state.N.m     f32 (batch, heads), the logarithm of the largest feature of a key, for favor
-    state.N.conv  f32 (batch, 3, conv_kernel - 1, heads * head_dim), with a convolution
+    state.N.m     f32 (batch, heads), the logarithm of the largest feature of a key; only for favor
+    state.N.conv  f32 (batch, 3, conv_kernel - 1, heads * head_dim), only with a convolution
 
-`write_eval` writes a checkpoint folder with a tokenizer, texts, and their scores from `evaluate_folder`. `seq2seq_fixture.py`
-has the encoder-decoders. `python -m tidegate_training.fixtures` rewrites all of them in the repository.
+`write_eval` writes a checkpoint folder with a tokenizer, texts, and their scores from `evaluate_folder`. The fixtures of
+the encoder-decoders are in `seq2seq_fixture.py`. `python -m tidegate_training.fixtures` rewrites all of them in the
+repository.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ CASES: dict[str, tuple[ModelConfig, str, int, int]] = {
 
 @torch.no_grad()
 def write_case(out: Path, cfg: ModelConfig, dtype: str, batch: int, time: int, seed: int) -> None:
-    """Writes one folder. The golden values are computed in f32 from the stored weights."""
+    """Writes the folder of one case. The golden values are computed in f32 from the stored weights."""
     gen = torch.Generator().manual_seed(seed)
     model = Decoder(cfg).eval()
     randomise(model, gen)
@@ -80,7 +81,7 @@ def write_case(out: Path, cfg: ModelConfig, dtype: str, batch: int, time: int, s
 
 
 def write_all(out: Path) -> None:
-    """Writes every case under `out`, always with the same bytes."""
+    """Writes every case under `out`; the bytes are always the same."""
     for seed, (name, case) in enumerate(CASES.items()):
         write_case(out / name, *case, seed=1000 + seed)
 
@@ -94,7 +95,8 @@ Afterwards, in the café by the bridge, they asked what it had cost her.
     "One shoe," she said, "and   two eggs."
 """.splitlines()
 
-# <|endoftext|> at both ends, an empty document, Windows line ends, characters outside the training text, runs of blanks.
+# <|endoftext|> at both ends, an empty document, Windows line ends, characters that the tokenizer was not trained on, runs
+# of whitespace.
 MARKED = (f"{EOT}\n\n{LINES[0]}\n{LINES[1]}\n\n{EOT}\n{EOT}{LINES[4]}\r\n{LINES[5]}\r\n\r\n{LINES[6]}\n"
           f"{EOT}\nSchön! 雪が降る \U0001f642\t\t12,345 it's\n  \n   end of it.\n\n{EOT}\n")
 PLAIN = "\n".join(LINES * 4) + "\n"

@@ -1,6 +1,7 @@
-"""Near tokens by softmax and far ones by random features, with one normaliser: the last `sliding_window` tokens exactly, and
-all older ones as the sums S, z and c. A token counts once: it enters the sums, under its own gate, when it leaves the
-window. The step-by-step reference is in `naive.py`.
+"""Hybrid attention: softmax over near tokens and random features for far ones, with one normalizer.
+
+The last `sliding_window` tokens are attended to exactly; all older ones are kept as the sums S, z and c. Each token counts
+once: it enters the sums, under its own gate, when it leaves the window. The step-by-step reference is in `naive.py`.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from .config import ModelConfig
 class HybridState(MixerState):
     """The sums over the far past, and the tokens that have not entered them yet.
 
-    s: (batch, heads, features, head_dim + 1), its last column is z; c: (batch, heads)
+    s: (batch, heads, features, head_dim + 1), the last column is z; c: (batch, heads)
     k, v: (batch, heads, sliding_window, head_dim), the newest last, zeros for empty places
-    a: (batch, heads, sliding_window), the gates' logits of those tokens; None without a gate
-    filled: (batch), int64, the number of tokens
+    a: (batch, heads, sliding_window), the gate logits of those tokens; None without a gate
+    filled: (batch), int64, the number of tokens in the window
     conv: as in `RfaState`
     """
 
@@ -36,9 +37,10 @@ class HybridState(MixerState):
 
 
 def combine(scores: Tensor, value: Tensor, far: tuple[Tensor, Tensor, Tensor], far_bias: Tensor, eps: float) -> Tensor:
-    """One normaliser over both parts.
+    """Combines the window's scores and the far sums under one normalizer.
 
-    scores: (batch, heads, chunks, chunk, keys), -inf out of reach; value: (batch, heads, chunks, keys, d)
+    scores: (batch, heads, chunks, chunk, keys), -inf for keys that a query does not see
+    value: (batch, heads, chunks, keys, d)
     far: phi_q S (batch, heads, time, d), phi_q . z and c (batch, heads, time); far_bias: (heads)
     -> (batch, heads, time, d)
     """
@@ -59,8 +61,13 @@ def combine(scores: Tensor, value: Tensor, far: tuple[Tensor, Tensor, Tensor], f
 
 @dataclass
 class Inputs:
-    """The inputs of both parts: q (batch, heads, time, d), and keys, values and gate logits of the `window` tokens before the
-    segment and of its own: (batch, heads, window + time, ...); doc: (batch, window + time), -1 for no token."""
+    """The inputs of both parts.
+
+    q: (batch, heads, time, d)
+    k, v, a: keys, values and gate logits of the `window` tokens before the segment and of the segment's own: (batch, heads,
+    window + time, ...)
+    doc: (batch, window + time), the document of each of those tokens, -1 for an empty place
+    """
 
     q: Tensor
     k: Tensor
@@ -72,8 +79,11 @@ class Inputs:
 
 def attend(x: Inputs, sums: tuple[Tensor, Tensor] | None, w: Tensor, far_bias: Tensor, eps: float, window: int,
            chunk: int = 64):
-    """w: (heads, proj_dim, head_dim); sums: s and c, or None for an empty past and no state after -> out (batch,
-    heads, time, d), and the sums after the last token"""
+    """Attends to the window by softmax and to all older tokens by random features.
+
+    w: (heads, proj_dim, head_dim); sums: s and c, or None for an empty past, and then None is returned for the sums
+    -> out (batch, heads, time, d), and the sums after the last token
+    """
     t = x.q.shape[2]
     scores, value = softmax.window_scores(x.q, x.k, x.v, x.doc, window, chunk, past=sums is not None)
     # Step t adds token t - window if it is in the same document.
@@ -92,7 +102,8 @@ class HybridAttention(Attention):
     def add_tensors(self, cfg: ModelConfig) -> None:
         h, d = cfg.num_attention_heads, cfg.head_dim
         self.sigma = nn.Parameter(torch.ones(h, d))
-        # The weight of the far part relative to the window's e^s: a kernel of unit vectors has no scale.
+        # Logarithm of the far part's weight relative to the window's e^s, because a kernel of unit vectors has no scale of
+        # its own.
         self.far_bias = nn.Parameter(torch.zeros(h))
         self.random_matrices = features.draw_matrices(cfg.feature_map, (h, cfg.proj_dim, d))
 

@@ -1,4 +1,4 @@
-"""The parts of a block besides its mixer: RMSNorm, the causal convolution, rotary angles, SwiGLU."""
+"""The parts of a block other than its mixer: RMSNorm, the causal convolution, rotary angles, SwiGLU."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class RMSNorm(nn.Module):
 
 
 class CausalConv1d(nn.Module):
-    """Depthwise causal convolution and SiLU; a tap before the document's start reads zero."""
+    """A depthwise causal convolution followed by SiLU; taps before the document's start read zero."""
 
     def __init__(self, dim: int, kernel: int):
         super().__init__()
@@ -33,7 +33,7 @@ class CausalConv1d(nn.Module):
 
     @torch.no_grad()
     def init_weights(self, generator: torch.Generator | None = None) -> None:
-        """Nearly the identity: the current token's tap is about 1, the others about 0."""
+        """Initializes the convolution to nearly the identity: the current token's tap is about 1, the others about 0."""
         self.weight.normal_(std=0.1, generator=generator)
         self.weight[:, 0, -1] += 1.0
 
@@ -54,8 +54,8 @@ class CausalConv1d(nn.Module):
 
 
 def rotary_angles(positions: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of each position's angles, computed in f64: (batch, 1, time, head_dim / 2) each, f32. positions:
-    (batch, time)"""
+    """Returns the cosine and sine of each position's angles, computed in f64: (batch, 1, time, head_dim / 2) each, f32.
+    positions: (batch, time)"""
     half = head_dim // 2
     inv = theta ** (-torch.arange(half, dtype=torch.float64, device=positions.device) / half)
     angle = positions.double()[:, None, :, None] * inv
@@ -63,7 +63,8 @@ def rotary_angles(positions: Tensor, head_dim: int, theta: float) -> tuple[Tenso
 
 
 def rotary(x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotates halves as Llama does. x: (batch, heads, time, head_dim), angles: `rotary_angles`."""
+    """Rotates the two halves of each head against each other, as Llama does. x: (batch, heads, time, head_dim); angles:
+    from `rotary_angles`"""
     cos, sin = angles
     a, b = x.chunk(2, dim=-1)
     return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)

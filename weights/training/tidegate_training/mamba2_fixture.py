@@ -1,22 +1,24 @@
-"""The golden fixture of Mamba-2: a tiny random model, and what PyPI's `transformers` (pure PyTorch on the CPU) makes of it.
+"""Golden fixtures of Mamba-2: tiny random models with reference outputs from PyPI's `transformers` (pure PyTorch on the
+CPU).
 
-`config.json` and `model.safetensors` are a checkpoint in the layout that is published on Hugging Face;
-`golden.safetensors` has `ids`, int64 (1000), and for each NORM of `whole` and `groups`, each J of `AFTER`, each layer N:
+`config.json` and `model.safetensors` are a checkpoint in the layout that is published on Hugging Face; `golden.safetensors`
+has `ids`, int64 (1000), and for each NORM of `whole` and `groups`, each J of `AFTER`, each layer N:
 
     NORM.J.logits      f32 (vocab), after the first J tokens
-    NORM.J.N.s         f32 (heads, state_size, head_dim), a row for each number of B, after J tokens
+    NORM.J.N.s         f32 (heads, state_size, head_dim), a row for each element of B, after J tokens
     NORM.J.N.inputs    f32 (conv_kernel - 1, channels), the last inputs of the convolution, oldest first
 
-`transformers` 5 norms the channels of each group of heads apart (`groups`), as the package `mamba_ssm` does, with which
-models with several groups were trained. Older versions norm all channels together; `whole` has a gated norm of one group.
+`transformers` 5 normalizes the channels of each group of heads separately (`groups`). So does the package `mamba_ssm`, with
+which models with several groups were trained. Older versions normalize all channels together; for `whole`, the gated norm
+has a single group.
 
-`fixtures-mamba2-llamacpp` is a second model, of a shape that llama.cpp knows (no biases of projections, no limits of time
-steps), with a tokenizer like GPT-NeoX's. It has the golden numbers of `groups` alone. `llamacpp.gguf` is what llama.cpp's
-`convert_hf_to_gguf.py --outtype f32` makes of that folder. The converter recognises pre-tokenizers by what they make of one
-text with their published vocabulary, so for this vocabulary `get_vocab_base_pre` had to be told the answer: `olmo`, as for
-GPT-NeoX's.
+`fixtures-mamba2-llamacpp` is a second model, of a shape that llama.cpp supports (no biases of projections, no limits of
+time steps), with a tokenizer like GPT-NeoX's. It has the golden numbers of `groups` only. `llamacpp.gguf` is the output of
+llama.cpp's `convert_hf_to_gguf.py --outtype f32` for that folder. The converter recognizes a pre-tokenizer by how the
+published vocabulary encodes one test text, so for this vocabulary `get_vocab_base_pre` must be made to return `olmo`, as
+for GPT-NeoX's.
 
-`python -m tidegate_training.mamba2_fixture` rewrites the others in `model/tests`; it needs `pip install
+`python -m tidegate_training.mamba2_fixture` rewrites all other files in `model/tests`. It needs `pip install
 'transformers>=5.23'`, which nothing else does.
 """
 
@@ -43,7 +45,7 @@ TEMPLATE = "{% for message in messages %}{{ message['role'] }}: {{ message['cont
 
 
 def model(config: dict) -> torch.nn.Module:
-    """The model of `transformers`, its weights not set."""
+    """Returns the model of `transformers`, before its weights are set."""
     from transformers import Mamba2Config, Mamba2ForCausalLM
 
     keys = {name: value for name, value in config.items() if name not in ("architectures", "model_type", "torch_dtype")}
@@ -51,10 +53,11 @@ def model(config: dict) -> torch.nn.Module:
 
 
 def weights(shapes: dict[str, Tensor], gen: torch.Generator) -> dict[str, Tensor]:
-    """Random tensors in bf16 of these names and shapes, nowhere all zeros or ones."""
+    """Returns random bf16 tensors with these names and shapes; none is all zeros or all ones."""
     out = {}
     for name, x in sorted(shapes.items()):
-        # Of norms, D, A_log (half-lives from less than a token to some dozens), dt_bias, biases, and matrices.
+        # Mean and scale for norms and D, A_log (half-lives from less than a token to a few dozen), dt_bias, biases, and
+        # matrices.
         mean, scale = 0.0, x.shape[-1] ** -0.5
         if name.endswith(("norm.weight", "norm_f.weight", "mixer.D")):
             mean, scale = 1.0, 0.2
@@ -69,20 +72,22 @@ def weights(shapes: dict[str, Tensor], gen: torch.Generator) -> dict[str, Tensor
 
 
 def golden(net: torch.nn.Module, ids: Tensor, norm: str) -> dict[str, Tensor]:
-    """Logits and states of the model, each text read at once."""
+    """Returns the model's logits and states; each text is read in one pass."""
     out = {}
     for after in AFTER:
         read = net(ids[None, :after], use_cache=True)
         out[f"{norm}.{after}.logits"] = read.logits[0, -1]
         for n, layer in enumerate(read.cache_params.layers):
-            # (1, heads, head_dim, state_size) and (1, channels, conv_kernel): one input more than the next token needs.
+            # Shapes: (1, heads, head_dim, state_size) and (1, channels, conv_kernel); the latter holds one input more than
+            # the next token needs.
             out[f"{norm}.{after}.{n}.s"] = layer.recurrent_states[0][0].transpose(1, 2)
             out[f"{norm}.{after}.{n}.inputs"] = layer.conv_states[0][0, :, 1:].t()
     return {name: x.detach().float().clone().contiguous() for name, x in out.items()}
 
 
 def tokenizer() -> Tokenizer:
-    """GPT-NeoX's tokenizer with few merges: normal form C, two special tokens, and tokens of several spaces."""
+    """Returns a tokenizer like GPT-NeoX's with few merges: normalization form C, two special tokens, and tokens of several
+    spaces."""
     out = Tokenizer(models.BPE())
     out.normalizer, out.decoder = normalizers.NFC(), decoders.ByteLevel()
     out.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -104,7 +109,7 @@ def write_folder(out: Path, config: dict, tensors: dict[str, Tensor], content: d
 
 
 def randomised(config: dict, seed: int) -> tuple[torch.nn.Module, dict[str, Tensor], Tensor]:
-    """A model with random weights, its tensors, and ids for it."""
+    """Returns a model with random weights, its tensors, and input ids for it."""
     gen = torch.Generator().manual_seed(seed)
     net = model(config)
     tensors = weights(net.state_dict(), gen)
@@ -114,7 +119,7 @@ def randomised(config: dict, seed: int) -> tuple[torch.nn.Module, dict[str, Tens
 
 @torch.no_grad()
 def write(tests: Path) -> None:
-    """Writes the folders, always with the same weights and ids."""
+    """Writes the folders; the weights and ids are always the same."""
     net, tensors, ids = randomised(CONFIG, 2024)
     content = {"ids": ids} | golden(net, ids, "groups")
     inner = CONFIG["num_heads"] * CONFIG["head_dim"]

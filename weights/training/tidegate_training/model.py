@@ -1,4 +1,4 @@
-"""The decoder in PyTorch: pre-norm blocks of a mixer and SwiGLU; parameter names as in Llama."""
+"""The decoder in PyTorch: pre-norm blocks of a mixer and SwiGLU, with the parameter names of Llama."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Token ids (batch, time) to logits (batch, time, vocab), with one `MixerState` a layer in and out."""
+    """The decoder: maps token ids (batch, time) to logits (batch, time, vocab), with one `MixerState` per layer in and
+    out."""
 
     def __init__(self, cfg: ModelConfig):
         super().__init__()
@@ -50,10 +51,11 @@ class Decoder(nn.Module):
 
     @torch.no_grad()
     def init_weights(self, half_life_min: float, half_life_max: float, seed: int = 0) -> None:
-        """Normal weights, residual outputs scaled by depth; gate half-lives log-spaced over the heads of a layer.
+        """Draws normal weights, with residual outputs scaled by depth; gate half-lives are log-spaced over the heads of a
+        layer.
 
-        Everything is drawn from the seed's generators. The weights that mixers share are the same in all of them, and so are
-        the gates, and the random matrices of one distribution and size.
+        Everything is drawn from the seed's generators. For one seed, all mixers get the same values for the weights that
+        they share, for gates, and for random matrices of the same distribution and size.
         """
         cfg, std = self.cfg, self.cfg.initializer_range
         common, gates, matrices = (numbers(seed, purpose) for purpose in ("weights", "gates", "matrices"))
@@ -76,12 +78,12 @@ class Decoder(nn.Module):
                 own.random_matrices.copy_(draw_matrices(cfg.feature_map, tuple(own.random_matrices.shape), matrices))
 
     def new_state(self, batch: int, device=None) -> list[MixerState]:
-        """The state of an empty text."""
+        """Returns the state of `batch` empty texts."""
         device = device or self.model.norm.weight.device
         return [layer.self_attn.empty(batch, device) for layer in self.model.layers]
 
     def state_from(self, tuples: list[tuple]) -> list[MixerState]:
-        """The state from the `MixerState.tuple` of each layer."""
+        """Rebuilds the state from each layer's `MixerState.tuple`."""
         return [layer.self_attn.State(*x) for layer, x in zip(self.model.layers, tuples, strict=True)]
 
     def forward(
@@ -93,9 +95,9 @@ class Decoder(nn.Module):
         chunk: int = 64,
         targets: Tensor | None = None,
     ):
-        """Logits, or with `targets` (batch, time) the summed loss in nats; and the new states.
+        """Returns the logits, or with `targets` (batch, time) the summed loss in nats, and the new states.
 
-        With a state of None each row is a separate text, and the new states are None.
+        If `state` is None, each row is a separate text and the new states are None.
         """
         doc = starts.long().cumsum(1) if starts is not None else None
         if positions is None:
@@ -115,5 +117,5 @@ class Decoder(nn.Module):
 
 
 def parameters(model: nn.Module) -> int:
-    """The number of trained parameters, without the fixed random matrices."""
+    """Returns the number of trained parameters, without the fixed random matrices."""
     return sum(p.numel() for p in model.parameters())

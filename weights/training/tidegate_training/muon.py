@@ -1,8 +1,10 @@
-"""Muon (Jordan et al., 2024): momentum whose matrix is replaced by the nearest one with equal singular values.
+"""The Muon optimizer (Jordan et al., 2024): momentum, with each matrix replaced by the nearest one with equal singular
+values.
 
-PyTorch has the same optimiser, but it multiplies in bf16, which CPUs without AMX may do at half the speed of f32 (an Intel Xeon:
-74 and 130 GFLOP/s on one core), and all processes of a run would repeat all of its work. Here each process orthogonalises its
-share of the matrices, all of one shape at once: a GPU takes longer to be given small products than to compute them.
+PyTorch has the same optimizer, but it multiplies in bf16, which CPUs without AMX may do at half the speed of f32 (an Intel
+Xeon: 74 and 130 GFLOP/s on one core), and every process of a run would repeat all of the work. Here each process
+orthogonalizes its share of the matrices, and all matrices of one shape at once, because launching small products on a GPU
+takes longer than computing them.
 """
 
 from __future__ import annotations
@@ -15,12 +17,12 @@ from torch import Tensor
 from .processes import Processes
 
 # Coefficients and number of the Newton-Schulz steps, from https://kellerjordan.github.io/posts/muon/. They raise small
-# singular values fast, and leave all of them between about 0.7 and 1.2 rather than at 1.
+# singular values quickly, and leave all of them between about 0.7 and 1.2 rather than at 1.
 QUINTIC, STEPS = (3.4445, -4.7750, 2.0315), 5
 
 
 def orthogonalise(g: Tensor) -> Tensor:
-    """About U V^T for each matrix g = U S V^T. g: (..., rows, columns) -> the same shape and type."""
+    """Returns approximately U V^T for each matrix g = U S V^T. g: (..., rows, columns) -> same shape and type"""
     a, b, c = QUINTIC
     tall = g.shape[-2] > g.shape[-1]
     x = g.flatten(0, -3) if g.ndim > 2 else g.unsqueeze(0)
@@ -34,11 +36,11 @@ def orthogonalise(g: Tensor) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Nesterov momentum, orthogonalised; tall matrices take longer steps; weight decay apart from the gradient."""
+    """Orthogonalized Nesterov momentum with decoupled weight decay; tall matrices take larger steps."""
 
     def __init__(self, params: list[Tensor], lr: float, weight_decay: float, momentum: float = 0.95,
                  processes: Processes | None = None):
-        """params: matrices; every process has the same ones, and the same gradients"""
+        """params: matrices; every process has the same matrices and the same gradients"""
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
         self.processes = processes or Processes()
 
@@ -61,7 +63,7 @@ class Muon(torch.optim.Optimizer):
                 together = orthogonalise(torch.stack([updates[i] for i in members]))
                 for i, update in zip(members, together):
                     updates[i] = update
-            p.add(updates)  # of each update, all processes but one have zeros
+            p.add(updates)  # only one process has a nonzero value of each update
             for x, update in zip(params, updates):
                 x.mul_(1 - group["lr"] * group["weight_decay"])
                 x.sub_(update, alpha=group["lr"] * math.sqrt(max(1.0, x.shape[0] / x.shape[1])))

@@ -1,8 +1,8 @@
-"""The plain, slow, obviously correct form of every causal mixer: one token of one document after another.
+"""Reference forms of every causal mixer, plain and slow: one token after another, one document at a time.
 
-These are the references for the fast forms of `rfa.py`, `softmax.py` and `hybrid.py`. Shapes: q, k, v
-(batch, heads, time, head_dim), a (batch, heads, time) or None, s (batch, heads, features, head_dim + 1) with z as its last
-column, c (batch, heads).
+The fast forms in `rfa.py`, `softmax.py` and `hybrid.py` are tested against them. Shapes: q, k, v (batch, heads, time,
+head_dim), a (batch, heads, time) or None, s (batch, heads, features, head_dim + 1) with z as its last column, c (batch,
+heads).
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from .features import favor_exponents
 
 
 def add(s: Tensor, c: Tensor, phi_k: Tensor, v: Tensor, a: Tensor | None) -> tuple[Tensor, Tensor]:
-    """S, z and c after one more token (equations 5 and 7 of Peng et al. 2021). phi_k: (batch, heads, features), v: (batch,
-    heads, head_dim), a: (batch, heads)"""
+    """Returns S, z and c after one more token (equations 5 and 7 of Peng et al. 2021).
+
+    phi_k: (batch, heads, features), v: (batch, heads, head_dim), a: (batch, heads)
+    """
     g = torch.sigmoid(a) if a is not None else torch.ones_like(c)
     i = torch.sigmoid(-a) if a is not None else torch.ones_like(c)
     v_plus = torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
@@ -24,13 +26,13 @@ def add(s: Tensor, c: Tensor, phi_k: Tensor, v: Tensor, a: Tensor | None) -> tup
 
 
 def read(phi_q: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
-    """phi_q S and phi_q . z. phi_q: (batch, heads, features)"""
+    """Returns phi_q S and phi_q . z. phi_q: (batch, heads, features)"""
     o = torch.einsum("bhf,bhfe->bhe", phi_q, s)
     return o[..., :-1], o[..., -1]
 
 
 def divided(num: Tensor, den: Tensor, floor: Tensor) -> Tensor:
-    """num / max(den, floor) for each row, and 0 if the divisor is 0.
+    """Returns num / max(den, floor) for each row, and 0 if the divisor is 0.
 
     num: (batch, heads, head_dim), den and floor: (batch, heads)
     """
@@ -42,7 +44,7 @@ def divided(num: Tensor, den: Tensor, floor: Tensor) -> Tensor:
 
 
 def recurrent(phi_q: Tensor, phi_k: Tensor, v: Tensor, a: Tensor | None, state: tuple[Tensor, Tensor], eps: float):
-    """RFA of given features (batch, heads, time, features) -> h, (s, c)"""
+    """RFA on the given features (batch, heads, time, features) -> h, (s, c)"""
     s, c = state
     out = []
     for t in range(v.shape[2]):
@@ -53,8 +55,11 @@ def recurrent(phi_q: Tensor, phi_k: Tensor, v: Tensor, a: Tensor | None, state: 
 
 
 def favor(q: Tensor, k: Tensor, v: Tensor, a: Tensor | None, state: tuple[Tensor, Tensor, Tensor], w: Tensor):
-    """FAVOR+ in streaming: m is the greatest logarithm of a key's feature so far, starting with the first key's own; when a key
-    raises it, the sums are rescaled -> h, (s, c, m)"""
+    """Streaming FAVOR+ -> h, (s, c, m).
+
+    m is the largest logarithm of a feature among the keys so far, starting with the first key's own. When a key raises it,
+    the sums are rescaled.
+    """
     s, c, m = state
     scale = w.shape[-2] ** -0.5
     out = []
@@ -74,7 +79,7 @@ def favor(q: Tensor, k: Tensor, v: Tensor, a: Tensor | None, state: tuple[Tensor
 
 
 def softmax(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
-    """Softmax attention of a whole document to the last `window` tokens."""
+    """Softmax attention over a whole document; each query sees the last `window` tokens."""
     out = []
     for t in range(v.shape[2]):
         near = slice(max(0, t + 1 - window), t + 1)
@@ -85,7 +90,8 @@ def softmax(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
 
 def hybrid(q: Tensor, k: Tensor, v: Tensor, a: Tensor | None, features: tuple[Tensor, Tensor], far_bias: Tensor, eps: float,
            window: int):
-    """A whole document: the last `window` tokens by softmax, older ones by RFA of `features` (phi_q, phi_k) -> h, (s, c)"""
+    """Hybrid attention over a whole document: the last `window` tokens by softmax, older ones by RFA with the given
+    `features` (phi_q, phi_k) -> h, (s, c)"""
     phi_q, phi_k = features
     b, h, _, d = q.shape
     s, c = phi_k.new_zeros(b, h, phi_k.shape[-1], d + 1), phi_k.new_zeros(b, h)

@@ -1,4 +1,4 @@
-"""A model from a text in a given time: prepares, chooses a size, trains, and exports.
+"""Makes a model from texts in a given time: prepares the data, chooses a size, trains, and exports.
 
 The work folder holds a `config.toml`, so that `prepare`, `train` and `export` can repeat or continue every step.
 """
@@ -27,28 +27,31 @@ from .files import read_text
 from .model import Decoder, parameters
 from .train import Trainer, usable
 
-# Layers, width, heads, their size, and the width of SwiGLU; the fifth is the shipped model's shape.
+# Layers, hidden size, heads, head size, and SwiGLU's hidden size; the fifth is the shipped model's shape.
 SHAPES = ((2, 64, 2, 32, 192), (3, 96, 3, 32, 256), (4, 128, 4, 32, 352), (4, 192, 3, 64, 512), (6, 256, 4, 64, 704),
           (8, 384, 6, 64, 1024), (8, 512, 8, 64, 1408), (12, 768, 12, 64, 2048))
-# Vocabularies for texts of at least so many bytes.
+# Vocabulary sizes for texts of at least the given number of bytes.
 VOCABULARIES = ((10_000_000, 4096), (1_000_000, 2048), (100_000, 1024), (0, 512))
-# Lanes and their segments, the largest first.
+# Lanes and segments, the largest batch first.
 BATCHES = ((16, 256), (8, 256), (8, 128), (4, 128), (4, 64), (2, 64), (1, 64), (1, 32))
-# Steps in a pass over the text, and in the whole run, below which a smaller batch is taken.
+# The fewest steps in a pass over the text, and in the whole run; a batch that leaves fewer is too large.
 STEPS_A_PASS = 16
 STEPS = 400
-# Rules of thumb: a model needs about so many tokens for each parameter, and learns little from further passes over a text.
+# Rules of thumb: the tokens that a model needs per parameter, and the passes over a text after which it learns little more.
 TOKENS_A_PARAMETER = 5
 PASSES = 8
 HELD_OUT = 0.05
-# Share of the time for validation, samples and the export.
+# Share of the time that is kept for validation, samples and the export.
 RESERVE = 0.1
 MIN_STEPS = 20
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A shape and the steps that fit the time; `passes`: whether the text's length set them and not the time."""
+    """A model shape and the steps that fit the time.
+
+    passes: whether the length of the text, rather than the time, sets the number of steps
+    """
 
     model: ModelConfig
     steps: int
@@ -57,14 +60,14 @@ class Plan:
 
 
 def vocabulary_for(size: int) -> int:
-    """The vocabulary of a text of `size` bytes."""
+    """Returns the vocabulary size for a text of `size` bytes."""
     return next(count for least, count in VOCABULARIES if size >= least)
 
 
 def batch_for(stream: int, budget: float) -> tuple[int, int]:
-    """Lanes and segment: the largest that leave enough steps, else the smallest.
+    """Returns lanes and segment: the largest that leave enough steps, else the smallest.
 
-    stream: tokens of the text; budget: tokens that can be read in the time
+    stream: the number of tokens in the text; budget: the number of tokens that can be read in the time
     """
     enough = lambda lanes, segment: stream - 1 >= lanes * segment * STEPS_A_PASS and budget >= lanes * segment * STEPS
     return next((batch for batch in BATCHES if enough(*batch)), BATCHES[-1])
@@ -77,17 +80,17 @@ def shaped(shape: tuple[int, int, int, int, int], vocab_size: int) -> ModelConfi
 
 
 def counted(model: ModelConfig) -> int:
-    """Parameters of a model, without memory for them."""
+    """Counts the parameters of a model without allocating memory for them."""
     with torch.device("meta"):
         return parameters(Decoder(model))
 
 
 def choose(vocab_size: int, text_bytes: int, stream: int, step: int, seconds: float,
            measure: Callable[[ModelConfig], float]) -> Plan:
-    """The largest model that has no more parameters than the text has bytes, and time for `TOKENS_A_PARAMETER`.
+    """Chooses the largest model that has at most one parameter per byte of text, and time for `TOKENS_A_PARAMETER`.
 
-    stream: tokens of a pass; step: tokens of a step; measure: seconds that a step of a model takes, which is itself time spent.
-    The smallest model is always possible.
+    stream: tokens per pass; step: tokens per step; measure: returns the seconds that a step of a model takes, and takes
+    time itself. The smallest model is always possible.
     """
     plan: Plan | None = None
     most = max(MIN_STEPS, PASSES * stream // step)
@@ -106,7 +109,7 @@ def choose(vocab_size: int, text_bytes: int, stream: int, step: int, seconds: fl
 
 
 def timed(run: RunConfig, data: Path, device: str) -> float:
-    """Seconds of a step, of the second and third one of a run that is thrown away."""
+    """Returns the seconds per step, measured over the second and third steps of a run that is thrown away."""
     with tempfile.TemporaryDirectory() as place:
         trainer = Trainer(run, data, Path(place), device)
         trainer.train_step()
@@ -117,10 +120,10 @@ def timed(run: RunConfig, data: Path, device: str) -> float:
 
 
 def toml(run: RunConfig) -> str:
-    """The TOML of a run: of `[model]` and `[train]` what differs from the defaults."""
+    """Returns the TOML of a run, with only the settings that differ from the defaults."""
     tables = []
     for name, cls in (("model", ModelConfig), ("data", DataConfig), ("train", TrainConfig)):
-        # `model` has settings whose default depends on others; those of the same class with nothing set are the reference.
+        # Some defaults of `model` depend on other settings, so the reference is an instance with nothing set.
         usual, lines = dataclasses.asdict(cls()), [f"[{name}]"]
         for key, value in dataclasses.asdict(getattr(run, name)).items():
             if value != usual[key] and value != {}:
@@ -130,7 +133,8 @@ def toml(run: RunConfig) -> str:
 
 
 def work_folder(out: Path, force: bool) -> Path:
-    """The folder for the data and the run, beside `out`; one that exists may be replaced only with `force`, if it is ours."""
+    """Returns the folder for the data and the run, beside `out`; ValueError if it exists, unless `force` is true and it
+    holds only what `new` writes."""
     work = out.resolve().with_name(f"{out.resolve().name}.run")
     if work.exists():
         ours = work.is_dir() and {path.name for path in work.iterdir()} <= {"config.toml", "data", "run"}
@@ -143,7 +147,7 @@ def work_folder(out: Path, force: bool) -> Path:
 
 @dataclass(frozen=True)
 class Request:
-    """What `new` was asked for."""
+    """The options of one call of `new`."""
 
     texts: list[Path]
     minutes: float
@@ -169,7 +173,7 @@ def new(asked: Request, say: Callable[[str], None] = print) -> Written:
     run = RunConfig(ModelConfig(vocab_size=vocabulary_for(size)), TrainConfig(threads=asked.threads), given)
 
     say(f"1/4 prepare: {size:,} bytes of text into {work / 'data'}")
-    # Beside the work folder, so that one from before is lost only once training can begin.
+    # The data is prepared beside the work folder, so that an earlier work folder is lost only once training can begin.
     with tempfile.TemporaryDirectory(prefix=f".{work.name}-", dir=work.parent) as temporary:
         prepared = Path(temporary) / "prepared"
         data = prepared / "data"
@@ -187,7 +191,7 @@ def new(asked: Request, say: Callable[[str], None] = print) -> Written:
                 f"{train.lanes * train.segment / seconds:,.0f} tokens a second")
             return seconds
 
-        # The smallest model shows how many tokens there is time for; a larger one reads about half as many.
+        # The smallest model shows how many tokens there is time for; a larger one is assumed to read half as many.
         lanes, segment = batch_for(stream, math.inf)
         first = measure(shaped(SHAPES[0], vocab_size), batched(lanes, segment))
         lanes, segment = batch_for(stream, lanes * segment / first * remaining() / 2)
@@ -197,7 +201,7 @@ def new(asked: Request, say: Callable[[str], None] = print) -> Written:
             shutil.rmtree(work)
         prepared.rename(work)
     data, place = work / "data", work / "run"
-    # What was spent on measuring is missing now, unless the text sets the number of steps.
+    # The measurements took time, so the steps are counted again, unless the length of the text sets them.
     steps = plan.steps if plan.passes else max(MIN_STEPS, int(remaining() / plan.seconds_a_step))
     every = max(1, steps // 10)
     train = dataclasses.replace(train, steps=steps, warmup=min(200, max(1, steps // 10)), eval_every=every, save_every=every)

@@ -1,4 +1,4 @@
-"""Optimisers and the schedule: AdamW, or Muon for the hidden matrices with AdamW for the rest."""
+"""Optimizers and the learning-rate schedule: AdamW, or Muon for the hidden matrices with AdamW for the rest."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from .processes import Processes
 
 
 def schedule(step: int, cfg: TrainConfig, decay: str = "cosine") -> float:
-    """Linear warm-up, then a cosine or a line from 1 to `min_lr_ratio`; the factor for every learning rate."""
+    """Returns the factor for every learning rate: linear warm-up, then a cosine or linear decay from 1 to
+    `min_lr_ratio`."""
     if step < cfg.warmup:
         return (step + 1) / cfg.warmup
     p = min(1.0, (step - cfg.warmup) / max(1, cfg.steps - cfg.warmup))
@@ -22,7 +23,7 @@ def schedule(step: int, cfg: TrainConfig, decay: str = "cosine") -> float:
 
 
 def build(model: Decoder, cfg: TrainConfig, processes: Processes | None = None) -> list[torch.optim.Optimizer]:
-    """Weight decay on matrices only: no decay on norms, gate biases, sigma and convolutions."""
+    """Builds the optimizers. Weight decay applies only to matrices, not to norms, gate biases, sigma and convolutions."""
     hidden, matrices, rest = [], [], []
     for name, p in model.named_parameters():
         if p.ndim == 2 and ("_proj." in name):

@@ -1,7 +1,7 @@
-"""The processes that torchrun started for one run: each trains a share of the lanes, and gradients are added up.
+"""The processes that torchrun starts for one run: each trains a share of the lanes, and their gradients are summed.
 
-Two processes of one thread each leave a step only to add their gradients; two threads of one process meet after every
-operation, and wait there for whichever the machine did not let run.
+Processes of one thread each synchronize only to sum gradients and updates. Threads of one process synchronize after every
+operation, and wait there for any thread that the machine did not schedule.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-# Longer than any pause of the whole run.
+# Longer than a run is ever paused.
 PATIENCE = datetime.timedelta(days=30)
 
 
 class Processes:
-    """One process of `size`; without torchrun the only one."""
+    """This process's rank among the `size` processes of a run; without torchrun it is the only one."""
 
     def __init__(self) -> None:
         self.rank, self.size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
@@ -31,7 +31,7 @@ class Processes:
         return self.rank == 0
 
     def share(self, lanes: int) -> slice:
-        """This process's lanes; ValueError if they cannot be shared equally."""
+        """Returns this process's lanes; ValueError if the lanes cannot be shared equally."""
         if lanes % self.size:
             raise ValueError(f"train.lanes: must be a multiple of the {self.size} processes, found {lanes}")
         each = lanes // self.size
@@ -46,7 +46,7 @@ class Processes:
                 x.copy_(total.view_as(x))
 
     def join(self, x: Tensor | None) -> Tensor | None:
-        """The lanes of all processes, one after another. x: (lanes of this process, ...)"""
+        """Concatenates the lanes of all processes. x: (lanes of this process, ...)"""
         if x is None or self.size == 1:
             return x
         parts = [torch.empty_like(x) for _ in range(self.size)]

@@ -1,7 +1,7 @@
 """Random feature attention: the recurrence in its chunked form, and the mixer around it, with any feature map.
 
-Peng et al., "Random Feature Attention" (ICLR 2021), equations 5 to 7. The same mathematics is in the Rust crate
-`tidegate-model` (`mixers/rfa/naive.rs`, `mixers/rfa/chunk.rs`); golden fixtures tie the two together. The step-by-step reference is in
+Peng et al., "Random Feature Attention" (ICLR 2021), equations 5 to 7. The Rust crate `tidegate-model` computes the same
+(`mixers/rfa/naive.rs`, `mixers/rfa/chunk.rs`); golden fixtures compare the two. The step-by-step reference is in
 `naive.py`.
 """
 
@@ -19,26 +19,30 @@ from .config import ModelConfig
 
 
 def normalise(num: Tensor, den: Tensor, c: Tensor, eps: float) -> Tensor:
-    """num / max(den, eps * c), without a gradient through a clamped denominator. Maps without negative features (all but
-    gaussian) need no clamp: the result is a mean of values however small den is, and their eps is 0.
-
-    If the divisor is 0, because query and keys share no feature or gates let nothing in, the result is 0 without a gradient.
+    """Returns num / max(den, eps * c), without a gradient through a clamped denominator.
 
     num: (..., head_dim), den and c: (...)
+
+    Maps without negative features (all but gaussian) need no clamp, because the result is a mean of values however small
+    den is; their eps is 0. If the divisor is 0, because query and keys share no feature or the gates let nothing in, the
+    result is 0 without a gradient.
     """
     tiny = torch.finfo(den.dtype).tiny
     clamped = torch.maximum(den, eps * c.detach()).unsqueeze(-1)
     none = clamped <= tiny
-    # No gradient for a divisor of 0: 1 / tiny times a few is infinite, and times 0 not a number.
+    # A divisor of 0 must be kept out of the gradient: 1 / tiny times a few is infinite, and that times 0 is NaN.
     return torch.where(none, num.detach() / tiny, num / clamped.masked_fill(none, 1.0))
 
 
 @dataclass
 class Reach:
-    """Which tokens of a chunk see which, all bool.
+    """Masks that say which tokens of a chunk see which, all bool.
 
-    pairs: (..., chunk, chunk), which token's key each token's query sees; fresh: (..., chunk), after the start of a
-    document; ending: as `fresh`, in the last token's document; None for both if no document starts
+    entering: (..., chunk), whether the step adds a key to the sums
+    pairs: (..., chunk, chunk), whether each token's query (row) sees each token's key (column)
+    fresh: (..., chunk), whether a document has started in the chunk, at or before the token
+    ending: (..., chunk), whether the token belongs to the document of the chunk's last token
+    fresh and ending are None if no document starts.
     """
 
     entering: Tensor
@@ -48,8 +52,10 @@ class Reach:
 
     @staticmethod
     def of(entering: Tensor, starts: Tensor | None) -> Reach:
-        """entering: (batch or 1, 1, chunks, chunk), false if a step adds nothing and forgets nothing; starts: as
-        `entering`"""
+        """Builds the masks of all chunks.
+
+        entering: (batch or 1, 1, chunks, chunk), false if a step adds nothing and forgets nothing; starts: as `entering`
+        """
         chunk = entering.shape[-1]
         past = torch.ones(chunk, chunk, dtype=torch.bool, device=entering.device).tril() & entering.unsqueeze(-2)
         if starts is None:
@@ -59,10 +65,11 @@ class Reach:
 
 
 def weights(a: Tensor | None, reach: Reach) -> tuple[Tensor, Tensor, Tensor]:
-    """The weights of keys within each chunk.
+    """Returns the weights of keys within each chunk, and of the sums that are carried between chunks.
 
-    a: (batch, heads, chunks, chunk) gate logits, or None -> the weight of each token's key for each token's query
-    (..., chunk, chunk), of the carried sums for each query, and of each key for the sums carried on (both ..., chunk)
+    a: (batch, heads, chunks, chunk), gate logits, or None
+    -> the weight of each key for each query (..., chunk, chunk); of the sums from earlier chunks for each query (...,
+    chunk); of each key in the sums that the chunk passes on (..., chunk)
     """
     entering, fresh, ending = reach.entering, reach.fresh, reach.ending
     if a is None:
@@ -73,7 +80,7 @@ def weights(a: Tensor | None, reach: Reach) -> tuple[Tensor, Tensor, Tensor]:
     take = F.logsigmoid(-a).masked_fill(~entering, float("-inf"))
     carry = keep.cumsum(-1)
     take = take - carry
-    # One exponential of the difference, because exp(b_i) and exp(-b_j) alone would overflow.
+    # The exponential is taken of the difference, because those of its two terms could overflow.
     m = (carry.unsqueeze(-1) + take.unsqueeze(-2)).masked_fill_(~reach.pairs, float("-inf")).exp_()
     tail = carry[..., -1:] + take
     if fresh is not None:
@@ -83,10 +90,11 @@ def weights(a: Tensor | None, reach: Reach) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def relative(counted: tuple[Tensor, Tensor, Tensor], maxima: Tensor, before: Tensor, reach: Reach):
-    """`weights` of keys whose features are relative to their own maximum: what a query reads, and the sums carried on, are
-    relative to the greatest of those that they see.
+    """Rescales `weights` for keys whose features are relative to their own maximum.
 
-    maxima: (batch, heads, chunks, chunk); before: (batch, heads), that of the carried sums, -inf if they are empty
+    What a query reads, and the sums that a chunk passes on, become relative to the largest maximum among the keys in them.
+
+    maxima: (batch, heads, chunks, chunk); before: (batch, heads), the maximum of the carried sums, -inf if they are empty
     -> the weights, and the maximum after the last chunk
     """
     m, carry, tail = counted
@@ -100,7 +108,7 @@ def relative(counted: tuple[Tensor, Tensor, Tensor], maxima: Tensor, before: Ten
     seen = torch.stack(at_start, dim=2).unsqueeze(-1)
     seen = seen if reach.fresh is None else seen.masked_fill(reach.fresh, none)
     largest = torch.maximum(local, seen)
-    # Invisible keys have weight 0, and their difference may be positive: its exponential could be infinite.
+    # Keys that a query does not see have weight 0, but their difference may be positive and its exponential infinite.
     factor = lambda x, y: (x - y).clamp_max(0).exp()
     return (m * factor(maxima.unsqueeze(-2), largest.unsqueeze(-1)), carry * factor(seen, largest),
             tail * factor(maxima, largest[..., -1:])), before
@@ -118,16 +126,17 @@ def scan(
     maxima: Tensor | None = None,
     products: torch.dtype | None = None,
 ):
-    """The recurrence as matrix products over chunks, not yet normalised.
+    """Computes the recurrence as matrix products over chunks, not yet normalized.
 
     phi_q, phi_k: (batch, heads, time, features); v: (batch, heads, time, head_dim)
     a: gate logits (batch, heads, time), or None for RFA without a gate
-    state: s (batch, heads, features, head_dim + 1), c (batch, heads); or None for an empty past and no state after
+    state: s (batch, heads, features, head_dim + 1), c (batch, heads); or None for an empty past, and then no state is
+    returned
     starts: bool (batch, time), true where a document begins: the state is zeroed before that token
     entering: bool (batch, time), false if this step has no key; None if all have one
-    maxima: (batch, heads, time), the maximum that each key's features are relative to, or None; then the state has a third part,
-    the greatest of its keys' (batch, heads), of any value while c is 0
-    products: the type in which matrices are multiplied, if another than theirs; weights and sums keep theirs
+    maxima: (batch, heads, time), the maximum that each key's features are relative to, or None. With maxima, the state has
+    a third part: the largest of its keys' maxima (batch, heads), of any value while c is 0
+    products: the dtype of the matrix products, if not that of their inputs; weights and sums keep theirs
     -> phi_q S (batch, heads, time, head_dim), phi_q . z and c (batch, heads, time), and the state after the last token
     """
     b, h, t, f = phi_q.shape
@@ -175,7 +184,7 @@ def scan(
 
 def chunked(phi_q: Tensor, phi_k: Tensor, v: Tensor, a: Tensor | None, state: tuple[Tensor, ...] | None, eps: float,
             chunk: int = 64, starts: Tensor | None = None, maxima: Tensor | None = None, products: torch.dtype | None = None):
-    """`scan`, normalised: h (batch, heads, time, head_dim), and the state after the last token."""
+    """Runs `scan` and normalizes: returns h (batch, heads, time, head_dim), and the state after the last token."""
     num, den, c, after = scan(phi_q, phi_k, v, a, state, chunk, starts, maxima=maxima, products=products)
     return normalise(num, den, c, eps), after
 
@@ -184,9 +193,10 @@ def chunked(phi_q: Tensor, phi_k: Tensor, v: Tensor, a: Tensor | None, state: tu
 class RfaState(MixerState):
     """The sums over the past.
 
-    s: (batch, heads, features, head_dim + 1), its last column is z; c: (batch, heads)
+    s: (batch, heads, features, head_dim + 1), the last column is z; c: (batch, heads)
     conv: (batch, 3, conv_kernel - 1, heads * head_dim), the last inputs of the convolutions of q, k, v
-    m: (batch, heads), favor's: the logarithm of the largest feature of a key so far, which s is relative to; 0 if empty
+    m: (batch, heads), only for favor: the logarithm of the largest feature of a key so far, which s is relative to; 0 if
+    empty
     """
 
     s: Tensor
@@ -196,7 +206,7 @@ class RfaState(MixerState):
 
 
 class RfaAttention(Attention):
-    """Random feature attention, with a learned scalar gate per head (equation 7) or without (equation 5)."""
+    """Random feature attention, with a learned scalar gate per head (equation 7) or without a gate (equation 5)."""
 
     State = RfaState
 

@@ -1,21 +1,21 @@
-"""The golden fixture of RWKV-7: a tiny random model, and what PyPI's `rwkv` (pure PyTorch on the CPU) makes of it.
+"""The golden fixture of RWKV-7: a tiny random model with reference outputs from PyPI's `rwkv` (pure PyTorch on the CPU).
 
-`config.json` and `model.safetensors` are a checkpoint in the layout that is published on Hugging Face;
-`golden.safetensors` has, for each J of `AFTER` and each layer N:
+`config.json` and `model.safetensors` are a checkpoint in the layout that is published on Hugging Face; `golden.safetensors`
+has, for each J of `AFTER` and each layer N:
 
     ids           int64 (1000)
     J.logits      f32 (vocab), after the first J tokens
-    J.N.s         f32 (heads, head_dim, head_dim), a row for each number of a key, after J tokens
+    J.N.s         f32 (heads, head_dim, head_dim), a row for each element of a key, after J tokens
     J.N.inputs    f32 (2, hidden), the last inputs of the time mix and of the channel mix
 
-`llamacpp.gguf` is what llama.cpp's `convert_hf_to_gguf.py --outtype bf16` makes of the folder beside some vocabulary of fewer
-than 97 tokens.
+`llamacpp.gguf` is the output of llama.cpp's `convert_hf_to_gguf.py --outtype bf16` for the folder and any vocabulary of
+fewer than 97 tokens.
 
-`package.pth` has a smaller model of the same kind as RWKV's author publishes them: in the package's layout, in bf16, by
-`torch.save`, without a config. It has tokens enough for all single bytes.
+`package.pth` has a smaller model in the form in which RWKV's author publishes models: in the package's layout, in bf16, by
+`torch.save`, without a config. It has enough tokens for all single bytes.
 
-`python -m tidegate_training.rwkv7_fixture` rewrites the others in `model/tests/fixtures-rwkv7`; it needs `pip install
-rwkv==0.8.32`, which nothing else does.
+`python -m tidegate_training.rwkv7_fixture` rewrites all files but `llamacpp.gguf` in `model/tests/fixtures-rwkv7`. It needs
+`pip install rwkv==0.8.32`, which nothing else does.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ CONFIG = {
     "max_position_embeddings": 2048, "initializer_range": 0.02, "tie_word_embeddings": False, "bos_token_id": 1,
     "eos_token_id": 2, "vocab_size": VOCAB, "torch_dtype": "bfloat16", "transformers_version": "4.48.0",
 }
-# Parts of names: ours (Hugging Face's), and the package's.
+# Parts of tensor names: Hugging Face's, which are ours, and the package's.
 NAMES = [
     ("model.embeddings.", "emb."), ("model.norm.", "ln_out."), ("lm_head.", "head."), ("model.layers.", "blocks."),
     (".pre_norm.", ".ln0."), (".attn_norm.", ".ln1."), (".ffn_norm.", ".ln2."), (".attn.", ".att."), ("r_proj.", "receptance."),
@@ -51,7 +51,7 @@ NAMES = [
 
 
 def weights(gen: torch.Generator, hidden: int, inner: int, vocab: int) -> dict[str, Tensor]:
-    """Random tensors in bf16 by their published names, nowhere all zeros or ones."""
+    """Returns random bf16 tensors by their published names; none is all zeros or all ones."""
     out = {}
 
     def add(name: str, *shape: int, mean: float = 0.0, scale: float | None = None) -> None:
@@ -79,7 +79,7 @@ def weights(gen: torch.Generator, hidden: int, inner: int, vocab: int) -> dict[s
             add(f"{layer}.attn.{part}_lora.lora.0.weight", rank, hidden)
             add(f"{layer}.attn.{part}_lora.lora.2.weight", hidden, rank)
             if part != "g":
-                # Decays with half-lives from one token to some dozens.
+                # For `w`, decays with half-lives from one token to a few dozen.
                 add(f"{layer}.attn.{part}_lora.lora.2.bias", hidden, mean=-2.0 if part == "w" else 0.0, scale=1.5)
         add(f"{layer}.attn.k_k", hidden, mean=0.8, scale=0.2)
         add(f"{layer}.attn.k_a", hidden, mean=1.0, scale=0.1)
@@ -91,7 +91,7 @@ def weights(gen: torch.Generator, hidden: int, inner: int, vocab: int) -> dict[s
 
 
 def for_package(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The same in the layout of the package: other names, and low-rank matrices transposed."""
+    """Returns the tensors in the package's layout: other names, and low-rank matrices transposed."""
     out = {}
     for name, x in tensors.items():
         for ours, theirs in NAMES:
@@ -108,7 +108,7 @@ def for_package(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def golden(tensors: dict[str, Tensor], ids: Tensor) -> dict[str, Tensor]:
-    """Logits and states of the package."""
+    """Returns the package's logits and states."""
     os.environ |= {"RWKV_V7_ON": "1", "RWKV_JIT_ON": "0", "RWKV_CUDA_ON": "0"}
     from rwkv.model import RWKV
 
@@ -123,7 +123,7 @@ def golden(tensors: dict[str, Tensor], ids: Tensor) -> dict[str, Tensor]:
         out[f"{after}.logits"] = logits[:VOCAB].clone()
         for n in range(LAYERS):
             time_input, s, channel_input = state[3 * n : 3 * n + 3]
-            # The package has a row for each number of a value.
+            # The package has a row for each element of a value.
             out[f"{after}.{n}.s"] = s.transpose(1, 2).clone().contiguous()
             out[f"{after}.{n}.inputs"] = torch.stack([time_input, channel_input]).clone()
     return {name: x if name == "ids" else x.float() for name, x in out.items()}
@@ -131,7 +131,7 @@ def golden(tensors: dict[str, Tensor], ids: Tensor) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def write(out: Path) -> None:
-    """Writes the folder, always with the same weights and ids."""
+    """Writes the folder; the weights and ids are always the same."""
     gen = torch.Generator().manual_seed(7000)
     tensors = weights(gen, HIDDEN, INNER, VOCAB)
     ids = torch.randint(VOCAB, (AFTER[-1],), generator=gen)

@@ -1,4 +1,4 @@
-"""Text from a decoder, one token after another: the samples of the model card."""
+"""Generates text from a decoder, one token after another, for the samples of the model card."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def choose(logits: Tensor, seen: Sequence[int], gen: torch.Generator, temperatur
            repetition_penalty: float = REPETITION_PENALTY) -> int:
     """Draws a token as the server does. logits: (vocab)
 
-    seen: tokens of the text so far, whose logits are divided by `repetition_penalty` above zero and multiplied by it below;
-    min_p: tokens with less than this share of the likeliest one's probability are left out
+    seen: the tokens of the text so far; `repetition_penalty` divides their logits above zero and multiplies those below
+    min_p: tokens with less than this share of the most likely token's probability are left out
     """
     index = torch.tensor(sorted(set(seen)), dtype=torch.long)
     old = logits[index]
@@ -33,7 +33,7 @@ def choose(logits: Tensor, seen: Sequence[int], gen: torch.Generator, temperatur
 
 @torch.no_grad()
 def generate(model: Decoder, tok: Tokenizer, prompt: str, tokens: int, seed: int) -> str:
-    """The prompt and up to `tokens` more tokens, fewer if the model ends the text."""
+    """Returns the prompt and up to `tokens` more tokens, fewer if the model ends the text."""
     gen = torch.Generator().manual_seed(seed)
     model.eval()
     ids = tok.encode(prompt).ids
@@ -50,5 +50,6 @@ def generate(model: Decoder, tok: Tokenizer, prompt: str, tokens: int, seed: int
 
 
 def samples(model: Decoder, tok: Tokenizer, prompts: Sequence[str] = (), tokens: int = 160, seed: int = 1) -> list[tuple[str, str]]:
-    """Prompts and texts, one for each prompt, not chosen among several; without prompts, `COUNT` texts from none."""
+    """Returns pairs of prompt and text, one for each prompt and without selection; without prompts, `COUNT` texts from an
+    empty prompt."""
     return [(prompt, generate(model, tok, prompt, tokens, seed + i)) for i, prompt in enumerate(prompts or [""] * COUNT)]

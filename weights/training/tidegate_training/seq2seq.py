@@ -1,8 +1,9 @@
 """The encoder-decoder in PyTorch: a softmax encoder, and decoder blocks that also attend to its output.
 
-As in Peng et al. 2021, RFA replaces the decoder's causal and cross attention; the encoder stays softmax. The softmax twin
-differs only in those two. A decoder block keeps what `CrossAttention.read` makes of the source: for RFA the sums S, z and c,
-whose size does not depend on the source. `Seq2Seq.decode` reads one token or many, for decoding and for teacher forcing.
+As in Peng et al. 2021, RFA replaces the decoder's causal and cross attention; the encoder stays softmax. The softmax model
+that RFA is compared with differs only in those two. For each source, a decoder block keeps the result of
+`CrossAttention.read`: for RFA the sums S, z and c, whose size does not depend on the source. `Seq2Seq.decode` reads one
+token or many, for decoding and for teacher forcing.
 """
 
 from __future__ import annotations
@@ -23,15 +24,16 @@ from .layers import RMSNorm, rotary_angles
 from .model import Block
 from .rfa import normalise
 
-IGNORED = -100  # a label that is padding
+IGNORED = -100  # the label of padding
 
 
 @dataclass(frozen=True)
 class Seq2SeqConfig(ModelConfig):
-    """A decoder's keys and those of its source; written as `config.json` with model_type `rfa_seq2seq`.
+    """The settings of an encoder-decoder: a decoder's keys and those of the source; written as `config.json` with
+    model_type `rfa_seq2seq`.
 
-    max_source_positions: maximum tokens of a source, including the tokenizer's first one
-    decoder_start_token_id: the token that the first target token is predicted from
+    max_source_positions: the maximum number of tokens in a source, including the tokenizer's first one
+    decoder_start_token_id: the token from which the first target token is predicted
     """
 
     encoder_layers: int = 4
@@ -55,20 +57,22 @@ class Seq2SeqConfig(ModelConfig):
 
     @property
     def cross_numbers(self) -> int:
-        """Size of all layers' states of a source, whatever its length; with softmax, of the longest."""
+        """The number of values in all layers' states of a source; softmax counts the longest source, RFA's size is the same
+        for all."""
         d = self.head_dim
         head = self.features * (d + 1) + 1 if self.attention == "rfa" else self.max_source_positions * 2 * d
         return self.num_hidden_layers * self.num_attention_heads * head
 
     @property
     def state_numbers(self) -> int:
-        """As in a decoder, plus the states of the source and its number of tokens."""
+        """The number of values in a decoder's state, plus the states of the source and its number of tokens."""
         return super().state_numbers + self.cross_numbers + 1
 
 
 @dataclass
 class CrossSums:
-    """RFA's state of a source: s (batch, heads, features, head_dim + 1), its last column is z; c (batch), its tokens."""
+    """RFA's state of a source: s (batch, heads, features, head_dim + 1), the last column is z; c (batch), its number of
+    tokens."""
 
     s: Tensor
     c: Tensor
@@ -76,7 +80,8 @@ class CrossSums:
 
 @dataclass
 class CrossKeys:
-    """Softmax's state of a source: k, v (batch, heads, source, head_dim); mask: bool (batch, source), or None for all."""
+    """Softmax's state of a source: k, v (batch, heads, source, head_dim); mask: bool (batch, source), or None without
+    padding."""
 
     k: Tensor
     v: Tensor
@@ -84,7 +89,7 @@ class CrossKeys:
 
 
 class CrossAttention(nn.Module):
-    """Attention of the target to the source, without positions and gates: over sums (RFA) or over keys (softmax)."""
+    """Attention from the target to the source, without positions and gates: over sums (RFA) or over keys (softmax)."""
 
     def __init__(self, cfg: ModelConfig):
         super().__init__()
@@ -111,7 +116,7 @@ class CrossAttention(nn.Module):
         return features.features_of(self.cfg.feature_map, x, w)
 
     def read(self, memory: Tensor, mask: Tensor | None) -> CrossSums | CrossKeys:
-        """The state of a source. memory: (batch, source, hidden); mask: bool (batch, source), false for padding"""
+        """Computes the state of a source. memory: (batch, source, hidden); mask: bool (batch, source), false for padding"""
         k, v = self.heads(self.k_proj(memory)), self.heads(self.v_proj(memory))
         if self.cfg.attention == "softmax":
             return CrossKeys(k, v, mask)
@@ -124,7 +129,7 @@ class CrossAttention(nn.Module):
         return CrossSums(torch.matmul(phi_k.transpose(-1, -2), torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)), c)
 
     def forward(self, x: Tensor, kept: CrossSums | CrossKeys) -> Tensor:
-        """x: (batch, time, hidden) -> as x"""
+        """x: (batch, time, hidden); kept: the state of the source -> same shape as x"""
         q = self.heads(self.q_proj(x))
         if isinstance(kept, CrossKeys):
             mask = None if kept.mask is None else kept.mask[:, None, None, :]
@@ -136,7 +141,7 @@ class CrossAttention(nn.Module):
 
 
 class SourceBlock(EncoderBlock):
-    """`EncoderBlock` with dropout on what each branch adds."""
+    """An `EncoderBlock` with dropout on the output of each residual branch."""
 
     def __init__(self, cfg: Seq2SeqConfig, dropout: float):
         super().__init__(cfg)
@@ -148,7 +153,8 @@ class SourceBlock(EncoderBlock):
 
 
 class TargetBlock(Block):
-    """`Block` that attends across between its own attention and the SwiGLU, with dropout on what each branch adds."""
+    """A `Block` with cross attention between self attention and SwiGLU, and dropout on the output of each residual
+    branch."""
 
     def __init__(self, cfg: ModelConfig, dropout: float):
         super().__init__(cfg)
@@ -157,7 +163,7 @@ class TargetBlock(Block):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, own: MixerState | None, kept: CrossSums | CrossKeys, positions: Tensor):
-        """x: (batch, time, hidden), own: the state of the self attention -> as x, and its state"""
+        """x: (batch, time, hidden); own: the state of the self attention -> same shape as x, and the new state"""
         attn, own = self.self_attn(self.input_layernorm(x), own, None, None, positions, min(64, x.shape[1]))
         x = x + self.dropout(attn)
         x = x + self.dropout(self.cross_attn(self.cross_attn_layernorm(x), kept))
@@ -166,8 +172,11 @@ class TargetBlock(Block):
 
 @dataclass
 class Translation:
-    """The state of a translation in progress: each layer's states of the target and of the source, and the number of target
-    tokens. `own` is None if the target is read in one piece."""
+    """The state of a translation in progress.
+
+    own, cross: each layer's states of the target and of the source; `own` is None if the target is read in one piece
+    tokens: the number of target tokens so far
+    """
 
     own: list[MixerState] | None
     cross: list[CrossSums | CrossKeys]
@@ -175,7 +184,7 @@ class Translation:
 
 
 class Seq2Seq(nn.Module):
-    """Source ids (batch, source) and target ids (batch, time) to logits (batch, time, vocab)."""
+    """The encoder-decoder: maps source ids (batch, source) and target ids (batch, time) to logits (batch, time, vocab)."""
 
     def __init__(self, cfg: Seq2SeqConfig, dropout: float = 0.0):
         super().__init__()
@@ -192,7 +201,8 @@ class Seq2Seq(nn.Module):
 
     @torch.no_grad()
     def init_weights(self, half_life_min: float, half_life_max: float, seed: int = 0) -> None:
-        """As `Decoder.init_weights`: the twins of one seed share their common weights."""
+        """Initializes the weights as `Decoder.init_weights` does: for one seed, RFA and softmax models share their common
+        weights."""
         cfg, std = self.cfg, self.cfg.initializer_range
         common, gates, matrices = (numbers(seed, purpose) for purpose in ("weights", "gates", "matrices"))
         branches = {"encoder": 2 * cfg.encoder_layers, "model": 3 * cfg.num_hidden_layers}
@@ -212,7 +222,10 @@ class Seq2Seq(nn.Module):
                     attn.random_matrices.copy_(draw_matrices(cfg.feature_map, tuple(attn.random_matrices.shape), matrices))
 
     def encode(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The memory (batch, source, hidden). ids: (batch, source); mask: bool as ids, false for padding; None: no padding"""
+        """Encodes a source; returns the memory (batch, source, hidden).
+
+        ids: (batch, source); mask: bool (batch, source), false for padding; None without padding
+        """
         cfg = self.cfg
         angles = rotary_angles(torch.arange(ids.shape[1], device=ids.device)[None], cfg.head_dim, cfg.rope_theta)
         x = self.dropout(self.model.embed_tokens(ids))
@@ -221,18 +234,18 @@ class Seq2Seq(nn.Module):
         return self.encoder.norm(x)
 
     def read(self, ids: Tensor, mask: Tensor | None = None) -> list[CrossSums | CrossKeys]:
-        """What every decoder layer keeps of a source; arguments as of `encode`."""
+        """Returns what every decoder layer keeps of a source; arguments as in `encode`."""
         memory = self.encode(ids, mask)
         return [layer.cross_attn.read(memory, mask) for layer in self.model.layers]
 
     def begin(self, ids: Tensor, mask: Tensor | None = None) -> Translation:
-        """The state before the first target token; arguments as of `encode`."""
+        """Returns the state before the first target token; arguments as in `encode`."""
         own = [layer.self_attn.empty(ids.shape[0], ids.device) for layer in self.model.layers]
         return Translation(own, self.read(ids, mask))
 
     def decode(self, ids: Tensor, state: Translation) -> tuple[Tensor, Translation]:
-        """What follows each of the next target tokens, ids (batch, time): logits (batch, time, vocab), and the state after
-        them."""
+        """Reads the next target tokens, ids (batch, time); returns the logits after each token (batch, time, vocab), and
+        the new state."""
         positions = (state.tokens + torch.arange(ids.shape[1], device=ids.device)).expand_as(ids)
         x = self.dropout(self.model.embed_tokens(ids))
         own = []
@@ -245,9 +258,10 @@ class Seq2Seq(nn.Module):
 
     def forward(self, source: Tensor, mask: Tensor | None, target: Tensor, labels: Tensor | None = None,
                 smoothing: float = 0.0) -> Tensor:
-        """Teacher forced: logits, or with `labels` (as target, `IGNORED` for padding) the summed loss in nats.
+        """Runs the model with teacher forcing; returns the logits, or with `labels` the summed loss in nats.
 
-        Padding of the target stands at its end, where nothing that counts sees it.
+        labels: (batch, time), `IGNORED` for padding. The padding of a target is at its end, where no real token attends to
+        it.
         """
         logits, _ = self.decode(target, Translation(None, self.read(source, mask)))
         if labels is None:
@@ -257,7 +271,7 @@ class Seq2Seq(nn.Module):
 
     @torch.no_grad()
     def greedy(self, source: Tensor, mask: Tensor | None, limit: int, end: int) -> list[list[int]]:
-        """The likeliest next token, over and over, until `end` or for `limit` tokens; without `end`, for each source."""
+        """Decodes greedily until `end` or for `limit` tokens; returns the ids for each source, without `end`."""
         state = self.begin(source, mask)
         ids = torch.full((source.shape[0], 1), self.cfg.decoder_start_token_id, device=source.device)
         written = []

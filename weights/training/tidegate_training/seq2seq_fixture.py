@@ -1,18 +1,18 @@
-"""Golden fixtures of the encoder-decoder: tiny random models with inputs, logits and states. The Rust tests do not read
-`memory`; it helps to find the layer that differs.
+"""Golden fixtures of the encoder-decoder: tiny random models with inputs, logits and states.
 
 `<name>/config.json` and `<name>/model.safetensors` are a checkpoint as `export` writes it; `<name>/golden.safetensors`, for
-each example J, a sentence pair of its own length, and each decoder layer N (f32 but for the ids):
+each example J, a sentence pair of its own length, and each decoder layer N (f32 except for the ids):
 
     J.source          int64 (M), the first is 0
     J.target          int64 (T), the first is decoder_start_token_id
     J.memory          (M, hidden), the encoder's output
-    J.logits          (T, vocab), teacher forced
-    J.cross.N.s, .z, .c    rfa: (heads, features, head_dim), (heads, features), (1): the source's tokens
+    J.logits          (T, vocab), with teacher forcing
+    J.cross.N.s, .z, .c    rfa: (heads, features, head_dim), (heads, features), (1): the number of source tokens
     J.cross.N.k, .v   softmax: (heads, M, head_dim) each
     J.self.N.s, .z, .c     rfa: the self attention's sums after the last target token: as above, but c is (heads)
 
-`python -m tidegate_training.fixtures` rewrites them in `model/tests/fixtures-seq2seq`.
+The Rust tests do not read `memory`; it helps to find the layer that differs. `python -m tidegate_training.fixtures`
+rewrites the fixtures in `model/tests/fixtures-seq2seq`.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from .seq2seq import CrossKeys, Seq2Seq, Seq2SeqConfig
 RFA = Seq2SeqConfig(vocab_size=32, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, head_dim=8,
                     proj_dim=8, position_embedding="rope", rope_theta=100.0, encoder_layers=2, max_source_positions=24,
                     decoder_start_token_id=1)
-# A window longer than any target, as in a translation; an untied head, so that the two cases cover both kinds.
+# A window longer than any target, as in translation; an untied head, so that tied and untied heads are both covered.
 SOFTMAX = dataclasses.replace(RFA, attention="softmax", sliding_window=16, tie_word_embeddings=False, decoder_start_token_id=0)
-# Arc-cosine features have no floor; if they had, one of this size would change every output.
+# Arc-cosine features have no denominator floor; if they had one, a floor of this size would change every output.
 ARC_COSINE = dataclasses.replace(RFA, feature_map="arc_cosine", gate=False, denominator_eps=1.0)
 ELU = dataclasses.replace(RFA, feature_map="elu")
 CASES = {"seq2seq-rfa": RFA, "seq2seq-softmax": SOFTMAX, "seq2seq-arc-cosine": ARC_COSINE, "seq2seq-elu": ELU}
-# Source and target tokens of the examples: a single token, sentences, and the longest source allowed.
+# Numbers of source and target tokens: ordinary sentences, a source of a single token, and the longest source allowed.
 LENGTHS = ((7, 9), (1, 3), (24, 12))
 
 
 def halves(s: Tensor) -> dict[str, Tensor]:
-    """S and z of sums (heads, features, head_dim + 1)."""
+    """Splits sums (heads, features, head_dim + 1) into S and z."""
     return {"s": s[..., :-1], "z": s[..., -1]}
 
 
 @torch.no_grad()
 def example(model: Seq2Seq, source: Tensor, target: Tensor) -> dict[str, Tensor]:
-    """A model's logits and states for one pair; source and target: (time), with their first tokens"""
+    """Returns a model's logits and states for one pair. source, target: (time), including their first tokens"""
     ids = source.unsqueeze(0)
     logits, state = model.decode(target.unsqueeze(0), model.begin(ids))
     out = {"source": source, "target": target, "memory": model.encode(ids)[0], "logits": logits[0]}
@@ -62,7 +62,7 @@ def example(model: Seq2Seq, source: Tensor, target: Tensor) -> dict[str, Tensor]
 
 
 def write_case(out: Path, cfg: Seq2SeqConfig, seed: int) -> None:
-    """Writes one folder."""
+    """Writes the folder of one case."""
     gen = torch.Generator().manual_seed(seed)
     model = Seq2Seq(cfg).eval()
     randomise(model, gen)
@@ -77,6 +77,6 @@ def write_case(out: Path, cfg: Seq2SeqConfig, seed: int) -> None:
 
 
 def write_all(out: Path) -> None:
-    """Writes every case under `out`, always with the same bytes."""
+    """Writes every case under `out`; the bytes are always the same."""
     for seed, (name, cfg) in enumerate(CASES.items()):
         write_case(out / name, cfg, seed=4000 + seed)

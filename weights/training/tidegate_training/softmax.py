@@ -1,4 +1,4 @@
-"""Softmax attention to the last `sliding_window` tokens, whose keys and values are the state: the baseline.
+"""The baseline: softmax attention to the last `sliding_window` tokens, whose keys and values are the state.
 
 The step-by-step reference is in `naive.py`.
 """
@@ -15,15 +15,19 @@ from .attention import Attention, MixerState
 
 
 def with_past(new: Tensor, past: Tensor | None, window: int) -> Tensor:
-    """Concatenates the tokens before a segment and its own along dimension 2: past (batch, heads, window, ...), zeros if
-    None, and new (batch, heads, time, ...) -> (batch, heads, window + time, ...)"""
+    """Concatenates the tokens before a segment and the segment's own along dimension 2.
+
+    past: (batch, heads, window, ...), zeros if None; new: (batch, heads, time, ...) -> (batch, heads, window + time, ...)
+    """
     past = new.new_zeros(*new.shape[:2], window, *new.shape[3:]) if past is None else past
     return torch.cat([past, new], dim=2)
 
 
 def documents(filled: Tensor | None, doc: Tensor | None, window: int, batch: int, time: int, device) -> Tensor:
-    """The document of each token before and in a segment: (batch, window + time), -1 for an empty place. filled: (batch), the
-    number of tokens in the past, the newest last; None for none."""
+    """Returns the document of each token before and in a segment: (batch, window + time), -1 for an empty place.
+
+    filled: (batch), the number of tokens in the past, the newest last; None for no past
+    """
     place = torch.arange(window, device=device)
     filled = torch.zeros(batch, dtype=torch.long, device=device) if filled is None else filled
     past = -(place < window - filled.unsqueeze(1)).long()
@@ -32,11 +36,12 @@ def documents(filled: Tensor | None, doc: Tensor | None, window: int, batch: int
 
 
 def window_scores(q: Tensor, k: Tensor, v: Tensor, doc: Tensor, window: int, chunk: int, past: bool):
-    """q . k / sqrt(d) of each query and the last `window` tokens of its document, chunk by chunk.
+    """Returns q . k / sqrt(d) of each query and the last `window` tokens of its document, chunk by chunk, and the values.
 
-    q: (batch, heads, time, d); k, v: (batch, heads, window + time, d); doc: (batch, window + time); past: whether the
-    first `window` places may hold tokens -> scores (batch, heads, chunks, chunk, keys), -inf out of reach, and the
-    values that they weight (batch, heads, chunks, keys, d)
+    q: (batch, heads, time, d); k, v: (batch, heads, window + time, d); doc: (batch, window + time)
+    past: whether the first `window` places may hold tokens
+    -> scores (batch, heads, chunks, chunk, keys), -inf for keys that a query does not see, and the values that they weight
+    (batch, heads, chunks, keys, d)
     """
     b, h, t, d = q.shape
     chunk = min(chunk, t)
@@ -63,8 +68,8 @@ def window_scores(q: Tensor, k: Tensor, v: Tensor, doc: Tensor, window: int, chu
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, doc: Tensor, window: int, chunk: int = 64, past: bool = True) -> Tensor:
-    """Softmax over the last `window` tokens of each query's document; shapes as in `window_scores` -> (batch, heads,
-    time, d)"""
+    """Attends by softmax to the last `window` tokens of each query's document; shapes as in `window_scores` -> (batch,
+    heads, time, d)"""
     b, h, t, _ = q.shape
     scores, value = window_scores(q, k, v, doc, window, chunk, past)
     return torch.matmul(scores.softmax(-1), value).reshape(b, h, -1, v.shape[-1])[:, :, :t]
@@ -72,10 +77,10 @@ def attend(q: Tensor, k: Tensor, v: Tensor, doc: Tensor, window: int, chunk: int
 
 @dataclass
 class SoftmaxState(MixerState):
-    """The last tokens' keys and values.
+    """The keys and values of the last tokens.
 
     k, v: (batch, heads, sliding_window, head_dim), the newest last, zeros for empty places
-    filled: (batch), int64, the number of tokens
+    filled: (batch), int64, the number of tokens in the window
     conv: as in `RfaState`
     """
 
@@ -86,13 +91,15 @@ class SoftmaxState(MixerState):
 
 
 def keep(x: Tensor, filled: Tensor, window: int) -> Tensor:
-    """The last `window` places of dimension 2, with all but the newest `filled` zeroed: (batch, heads, window, ...)."""
+    """Returns the last `window` places of dimension 2, with all but the newest `filled` zeroed: (batch, heads, window,
+    ...)."""
     old = torch.arange(window, device=x.device) < window - filled.unsqueeze(1)
     return x[:, :, -window:].masked_fill(old.view(old.shape[0], 1, window, *[1] * (x.ndim - 3)), 0.0)
 
 
 def filled_after(doc: Tensor, window: int) -> Tensor:
-    """The number of the last `window` places in the last token's document: (batch). doc: (batch, window + time)"""
+    """Counts the tokens of the last token's document among the last `window` places: (batch). doc: (batch, window +
+    time)"""
     return (doc[:, -window:] == doc[:, -1:]).sum(1)
 
 
@@ -121,7 +128,7 @@ class SoftmaxAttention(Attention):
         return out, SoftmaxState(keep(k, filled, window), keep(v, filled, window), filled)
 
     def mix_block(self, q: Tensor, k: Tensor, v: Tensor, doc: Tensor | None) -> Tensor:
-        """A text read alone in one piece, without places for a past."""
+        """Attends within one block of text that has no past."""
         i = torch.arange(q.shape[2], device=q.device)
         far = i.unsqueeze(1) - i
         reach = (far >= 0) & (far < self.cfg.sliding_window)

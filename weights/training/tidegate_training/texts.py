@@ -1,6 +1,6 @@
-"""The form in which training texts are read: ordinary case and paragraphs, a line that names the kind, documents of many lengths.
+"""The form of training texts: ordinary case and paragraphs, a line that names the kind, documents of many lengths.
 
-Validation texts are read as they are.
+Validation texts are left as they are.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-# A line of at most this many characters that is all in capitals is a heading.
+# A line in all capitals with at most this many characters is a heading.
 HEADING = 100
-# The lines of a wrapped text have at most this many characters.
+# A text is taken to be wrapped if its longest line has at most this many characters.
 WRAPPED = 90
 LETTERS = re.compile(r"[^\W\d_](?:[^\W\d_]|'(?=[^\W\d_]))*")
 CAPITALS = re.compile(r"\W*(?:[AIO]\W+)?[^\W\d_a-z]['.]?[^\W\d_a-z]")
@@ -24,10 +24,12 @@ SMALL = frozenset("a an and as at but by for from in into nor of on or the to up
 
 @dataclass(frozen=True)
 class Form:
-    """What `[data]` says of the form of its training texts; the lists have an entry for each text, or none.
+    """The settings of `[data]` that change training texts; clean, kind and unmarked have an entry for each text, or none.
 
-    clean: whether `clean` prepares the text; kind: the line before each of its documents, "" for none; unmarked: the share of
-    its documents that go without that line; cut: the shortest and the longest document in characters, as in `pieces`
+    clean: whether `clean` is applied to the text
+    kind: the line before each of its documents, "" for none
+    unmarked: the share of its documents that go without that line
+    cut: the shortest and the longest document in characters, as in `pieces`
     """
 
     clean: list[bool] = field(default_factory=list)
@@ -36,7 +38,7 @@ class Form:
     cut: list[int] = field(default_factory=list)
 
     def apply(self, index: int, docs: list[str], rng: np.random.Generator) -> list[str]:
-        """The documents of the text `index` in this form."""
+        """Returns the documents of the text `index` in this form."""
         if self.clean and self.clean[index]:
             docs = [clean(d) for d in docs]
         if self.cut:
@@ -47,11 +49,11 @@ class Form:
 
 
 def pieces(text: str, shortest: int, longest: int, rng: np.random.Generator) -> list[str]:
-    """Whole lines of a text in pieces whose lengths are spread evenly in the logarithm. One of fewer than ten times `shortest`
-    characters, a tale or a story, stays whole.
+    """Splits a text at line ends into pieces whose lengths are uniform in the logarithm.
 
-    A model that only ever saw whole books would know how a title page begins, but no page inside; one that saw only
-    pages would not use its state over a book.
+    A text of fewer than ten times `shortest` characters, such as a tale or a story, stays whole. A model trained only on
+    whole books would learn how a title page begins, but not an inner page; one trained only on pages would not use its
+    state over a book.
     """
     if len(text) < 10 * shortest:
         return [text]
@@ -66,14 +68,14 @@ def pieces(text: str, shortest: int, longest: int, rng: np.random.Generator) -> 
 
 
 def clean(text: str) -> str:
-    """One line a paragraph, no marks of italics and illustrations, and `ordinary_case`."""
+    """Cleans a text: one line per paragraph, no markup of italics and illustrations, and `ordinary_case`."""
     lines = [line for line in text.split("\n") if line.strip() and not line.startswith("[Illustration")]
     text = "\n".join(unwrap(lines))
     return ordinary_case(re.sub(r"(?<!\w)_([^_\n]+)_(?!\w)", r"\1", text))
 
 
 def unwrap(lines: list[str]) -> list[str]:
-    """Joins the lines of a wrapped text where the next word had no room, and any line that begins in the middle of a sentence."""
+    """Joins a line to the one before if its first word had no room there, or if it begins in the middle of a sentence."""
     width = max(map(len, lines), default=0)
     found: list[str] = []
     last = 0
@@ -89,7 +91,8 @@ def unwrap(lines: list[str]) -> list[str]:
 
 
 def ordinary_case(text: str) -> str:
-    """Headings in capitals become "Chapter XI. The Fox-Hunt", and words in capitals that open a paragraph ordinary ones.
+    """Rewrites capitals: headings become "Chapter XI. The Fox-Hunt", and capitals that open a paragraph become ordinary
+    words.
 
     A word keeps its capital if the text has it more often with one than without.
     """

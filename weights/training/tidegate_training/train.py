@@ -28,26 +28,26 @@ from .processes import Processes
 
 
 class Diverged(RuntimeError):
-    """The loss is NaN, infinite, or twice the first one."""
+    """The loss is NaN, infinite, or more than twice the first one, or too many steps had a gradient that is not finite."""
 
 
 class Untrained(RuntimeError):
-    """A tensor had no gradient but 0 in the first steps: whatever the loss does, it would keep its first values."""
+    """A tensor had no nonzero gradient in the first steps, so it would keep its initial values even if the loss fell."""
 
 
-# Steps after which every tensor must have had a gradient.
+# Number of steps in which every tensor must have had a nonzero gradient.
 WATCHED = 10
 
-# Steps of a run, at most, that are left out because their gradient is not finite.
+# Maximum number of steps that are skipped because their gradient is not finite.
 LEFT_OUT = 10
 
 
-# Pieces of a validation text that are read side by side.
+# Number of pieces in which a validation text is read side by side.
 PIECES = 4
 
 
 def usable(device: str) -> str:
-    """The name of a device; ValueError if PyTorch does not know it or has none."""
+    """Returns the name of a device; ValueError if it is neither the CPU nor a GPU that PyTorch finds."""
     try:
         kind = torch.device(device).type
     except RuntimeError as e:
@@ -68,7 +68,7 @@ class Trainer:
     MAY_DIFFER: tuple[str, ...] = ("threads", "steps")
 
     def __init__(self, cfg: RunConfig, data: Path, out: Path, device: str, start: Path | None = None):
-        """start: a checkpoint folder whose weights a new run starts from; a resumed run has its own"""
+        """start: a checkpoint folder whose weights a new run starts from; a resumed run keeps its own weights"""
         self.cfg, self.data, self.out, self.device = cfg, data, out, usable(device)
         self.processes = Processes()
         self.rows = self.processes.share(cfg.train.lanes)
@@ -89,7 +89,7 @@ class Trainer:
         self.fingerprint = fingerprint(data)
         self.state = self.model.new_state(self.rows.stop - self.rows.start, device)
         self.step = 0
-        # The tensors that have had no gradient yet.
+        # Tensors that have had no nonzero gradient yet.
         self.silent = {name for name, _ in self.model.named_parameters()}
         self.left_out = 0
         self.first_loss: float | None = None
@@ -99,7 +99,7 @@ class Trainer:
             torch.set_float32_matmul_precision("high")
         self.bf16 = t.precision == "bf16" or (t.precision == "auto" and device.startswith("cuda"))
         if t.pool:
-            # The pool is drawn once per run; each forward pass takes one draw per layer and head.
+            # The pool is drawn once per run; each step picks one of its matrices per layer and head.
             gen = torch.Generator().manual_seed(t.seed + 1)
             h, m = cfg.model.num_attention_heads, cfg.model
             if not m.proj_dim:
@@ -111,15 +111,15 @@ class Trainer:
         if (out / "state.pt").exists():
             self.resume()
         elif self.processes.first:
-            # A run killed before its first save left these lines; it repeats all of its steps.
+            # These lines are of a run that was killed before its first save; all of its steps are repeated.
             (out / "log.jsonl").unlink(missing_ok=True)
 
     def new_model(self) -> Decoder:
-        """The model to train, before `init_weights`; for experiments that change it."""
+        """Creates the model to train, before `init_weights`; experiments override it to change the model."""
         return Decoder(self.cfg.model)
 
     def read_start(self, start: Path) -> dict[str, torch.Tensor]:
-        """The folder's weights, as f32; ValueError if the model or its vocabulary is another one."""
+        """Returns the folder's weights in f32; ValueError if its model or its tokenizer is not that of this run."""
         found = load_folder(start)[0]
         if not isinstance(found, Decoder):
             raise ValueError(f"--from {start}: must be a decoder's folder, found an encoder-decoder's")
@@ -136,7 +136,7 @@ class Trainer:
         return found.state_dict()
 
     def check_data(self) -> None:
-        """Reads the data; ValueError if they are not prepared, do not fit the model, or are too short for the run."""
+        """Reads the data; ValueError if it is not prepared, does not fit the model, or is too short for the run."""
         data, vocab_size = self.data, self.cfg.model.vocab_size
         self.info = read_json(data / "data.json", "prepare")
         found = read_tokenizer(data / "tokenizer.json", "prepare").get_vocab_size()
@@ -156,7 +156,7 @@ class Trainer:
             raise ValueError(f"{data}: {e}") from e
 
     def save(self) -> None:
-        """Writes to a temporary name and renames, so that a kill leaves the last complete file."""
+        """Writes `state.pt` under a temporary name and renames it, so that a kill leaves the last complete file."""
         state = [tuple(map(self.processes.join, s.tuple())) for s in self.state]
         if not self.processes.first:
             return
@@ -203,7 +203,8 @@ class Trainer:
             log.write_text("".join(line + "\n" for line in kept))
 
     def draw_matrices(self) -> None:
-        """Chooses this pass's random matrices from the pool, by the step, so that a resumed run chooses the same."""
+        """Picks this step's random matrices from the pool. They depend only on the seed and the step, so a resumed run
+        picks the same."""
         gen = torch.Generator().manual_seed(self.cfg.train.seed * 1_000_003 + self.step)
         for layer in self.model.model.layers:
             index = torch.randint(self.cfg.train.pool, (self.cfg.model.num_attention_heads,), generator=gen)
@@ -211,12 +212,12 @@ class Trainer:
             layer.self_attn.draw = self.pool[index.to(self.device), heads.to(self.device)]
 
     def as_served(self) -> None:
-        """Sets the model up for evaluation: its fixed random matrices, f32 products."""
+        """Sets the model up as it is served: with its fixed random matrices and f32 products."""
         for layer in self.model.model.layers:
             layer.self_attn.draw = layer.self_attn.products = None
 
     def train_step(self) -> tuple[float, float]:
-        """Takes one optimiser step; returns the loss in nats per token and the gradient's norm."""
+        """Takes one optimizer step; returns the loss in nats per token and the gradient's norm."""
         t = self.cfg.train
         factor = optim.schedule(self.step, t, t.decay)
         for o in self.optimizers:
@@ -253,7 +254,7 @@ class Trainer:
         if self.first_loss is None:
             self.first_loss = total
         if not math.isfinite(norm) and math.isfinite(total):
-            # A denominator near its floor can make one gradient overflow where the loss is ordinary.
+            # A denominator near its floor can make a gradient overflow although the loss is ordinary.
             self.left_out += 1
         if not math.isfinite(total) or total > 2 * self.first_loss or self.left_out > LEFT_OUT:
             raise Diverged(
@@ -267,8 +268,8 @@ class Trainer:
         for o in self.optimizers:
             o.step()
         with torch.no_grad():
-            # Above about 1.3, signed denominators begin to vanish (see the README). Arc-cosine features have no sign, and
-            # their result does not depend on sigma's scale.
+            # Above a sigma of about 1.3, signed denominators begin to vanish (see the README). Arc-cosine features are
+            # never negative, and their result does not depend on the scale of sigma, so they need no upper bound.
             for layer in self.model.model.layers if self.cfg.model.has_sigma else ():
                 layer.self_attn.sigma.clamp_(0.05, t.sigma_max if self.cfg.model.has_floor else None)
         if self.average:
@@ -277,7 +278,7 @@ class Trainer:
         return total, norm
 
     def watch(self) -> None:
-        """Stops the run if a tensor has had no gradient in its first steps."""
+        """Raises `Untrained` if a tensor has had no nonzero gradient in the first `WATCHED` steps."""
         if not self.silent:
             return
         self.silent = {name for name, p in self.model.named_parameters()
@@ -287,7 +288,8 @@ class Trainer:
                             "if train.compile is true, try false")
 
     def evaluate(self) -> dict[str, dict]:
-        """The scores of each validation text, and with an average of the weights also its scores, as `TEXT, averaged`."""
+        """Returns the scores on each validation text; with a moving average of the weights, also its scores, as `TEXT,
+        averaged`."""
         self.as_served()
         scores = self.score()
         if self.average:
@@ -304,8 +306,8 @@ class Trainer:
         return scores
 
     def run(self, until: int | None = None) -> dict:
-        """Trains to `until` (or the configured number of steps); returns the last validation scores, none but in the first
-        process."""
+        """Trains to step `until` (by default the configured number); returns the last validation scores, which only the
+        first process has."""
         t, first = self.cfg.train, self.processes.first
         last = min(t.steps, until or t.steps)
         if first:

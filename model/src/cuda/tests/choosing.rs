@@ -1,5 +1,5 @@
-//! Compares sampling on the device with the CPU's sampler on the same logits: the same token for all parameters, with
-//! rows of all kinds in one launch.
+//! Compares sampling on the device with the CPU's sampler on the same logits. Both must choose the same tokens for all
+//! parameters, with rows of all kinds in one launch.
 
 use rand_chacha::ChaCha8Rng;
 use rand_core::{RngCore, SeedableRng};
@@ -28,7 +28,7 @@ impl Row {
         Self { logits, sampler, allowed: None, last_resort: Vec::new() }
     }
 
-    /// Returns the CPU's choice, by the definitions.
+    /// Returns the CPU's choice.
     fn expected(&self) -> Sampled {
         let (mut sampler, mut logits) = (self.sampler.clone(), self.logits.clone());
         let possible = logits.iter().any(|logit| *logit > f32::NEG_INFINITY);
@@ -117,7 +117,7 @@ impl Dice {
             row.allowed = Some(allowed);
         }
         if self.below(4) == 0 {
-            // One token twice, one outside the vocabulary.
+            // One token appears twice, and one is outside the vocabulary.
             row.last_resort = vec![self.below(vocab as u32), 3, 3, vocab as u32 + 7];
         }
         row
@@ -142,8 +142,8 @@ fn tokens_are_those_of_the_cpus_sampler() {
 
 #[test]
 fn draws_from_a_long_tail_are_those_of_the_cpu() {
-    // The best token leads by far. Each of the others has about a billionth, so rounding them down would shift all
-    // draws.
+    // The best token leads by far. Each of the others has a probability of about a billionth, so rounding these down
+    // would shift all draws.
     let vocab = 70_001;
     let mut logits: Vec<f32> = normals(31, vocab).iter().map(|v| 2.0 * v).collect();
     logits[77] = 26.0;
@@ -233,7 +233,7 @@ fn a_step_samples_some_rows_and_returns_the_logits_of_others() {
     let mut all = Vec::new();
     decoder.decode_into(&ids, &mut pool, &slots, &mut all).unwrap();
     let rows: Vec<&[f32]> = all.chunks_exact(61).collect();
-    // Runs of one, of two, and at the end.
+    // The rows that return their logits: one alone, two in a row, and one at the end.
     let wanted = [true, false, true, true, false, true];
     let sampler = |row: usize| Sampler::new(SamplingParams { seed: row as u64, ..SamplingParams::default() }, 61);
     let mut samplers: Vec<Sampler> = (0..6).map(|row| sampler(row).unwrap()).collect();

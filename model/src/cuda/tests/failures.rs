@@ -1,4 +1,5 @@
-//! Tests a device that fails at any of its calls: a slot's state is complete, or the slot is refused until it is reset.
+//! Tests a device that fails at any of its calls: afterward, a slot's state is either complete, or the slot is refused
+//! until it is reset.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -11,7 +12,8 @@ use crate::memory::StateType;
 use crate::runner::Backend;
 use crate::sampling::{Permitted, Plans, Sampler, SamplingParams};
 
-/// Returns a decoder and a pool whose device fails after a number of successful calls; below 0, it never fails.
+/// Returns a counter, and a decoder and a pool whose device fails once the counter has fallen to 0. Below 0, it never
+/// fails.
 pub(super) fn failing(fatal: bool) -> (Arc<AtomicI64>, CudaDecoder, CudaPool) {
     let left = Arc::new(AtomicI64::new(-1));
     let counted = Arc::clone(&left);
@@ -32,7 +34,7 @@ pub(super) fn failing(fatal: bool) -> (Arc<AtomicI64>, CudaDecoder, CudaPool) {
     (left, decoder, pool)
 }
 
-/// An operation on a slot, with the numbers of a complete state.
+/// An operation on a slot, given the numbers of a complete state.
 type Act = fn(&CudaDecoder, &mut CudaPool, &[f32]) -> Result<(), ModelError>;
 
 #[test]
@@ -50,7 +52,7 @@ fn whichever_call_fails_no_slot_has_half_a_step() {
         ("decode", |decoder, pool, _| decoder.decode_into(&[3, 3], pool, &[0, 1], &mut Vec::new())),
         ("choose", |decoder, pool, _| {
             let mut sampler = Sampler::new(SamplingParams::default(), 31).unwrap();
-            // One row is sampled, the other returns its logits.
+            // One row is sampled, and the other returns its logits.
             let mut plan = |_: std::ops::Range<usize>, plans: &mut Plans| {
                 sampler.plan(Permitted::default(), plans);
                 plans.skip_to(2);

@@ -1,4 +1,4 @@
-//! Tests the recurrence, the convolution and rotary positions against plain forms in f64.
+//! Compares the recurrence, the convolution and rotary positions with plain implementations in f64.
 
 use super::{close, device, normals, poisoned, read};
 use crate::cuda::device::{Buffer, CudaDevice};
@@ -35,7 +35,8 @@ fn features(of: Recurrence, x: &[f32], w: &[f32]) -> Vec<f64> {
     }
 }
 
-/// Runs one head over some tokens, from a state -> the readouts (time, d), and the number of clamped denominators.
+/// Runs one head over some tokens and updates its state. Returns the readouts (time, d) and the number of clamped
+/// denominators.
 #[allow(clippy::too_many_arguments, reason = "a formula's letters")]
 fn plain(
     of: Recurrence,
@@ -69,7 +70,7 @@ fn plain(
     (out, clamped)
 }
 
-/// Checks a recurrence against the plain one: `rows` slots of a pool of 10, with two layers' states in each.
+/// Compares a recurrence with the plain one, in `rows` slots of a pool of 10 slots and two layers.
 fn held(of: Recurrence, gated: bool, rows: usize, time: usize) {
     let device = device();
     let (heads, d, f) = (of.heads, of.d, of.features);
@@ -77,9 +78,9 @@ fn held(of: Recurrence, gated: bool, rows: usize, time: usize) {
     let seed = (f * 1000 + d * 10 + time) as u64;
     let w = normals(seed, heads * d * of.proj_dim);
     let qkv = normals(seed + 1, rows * time * 3 * inner);
-    // Gates from 0 to 1.
+    // Gate logits, whose gates span most of 0 to 1.
     let gate: Vec<f32> = normals(seed + 2, rows * time * heads).iter().map(|v| 3.0 * v + 1.0).collect();
-    // A state such as features and values leave behind.
+    // A state of realistic size, with zeros as padding.
     let (s_stride, sums_stride) = (2 * heads * column(f) * d, 2 * heads * (f + 1));
     let padded = column(f);
     let mut before: Vec<f32> = normals(seed + 3, 10 * s_stride).iter().map(|v| 0.1 * v).collect();
@@ -92,7 +93,7 @@ fn held(of: Recurrence, gated: bool, rows: usize, time: usize) {
     let (s, z, x, g, matrices) = (floats(&before), floats(&sums), floats(&qkv), floats(&gate), floats(&w));
     let (phi, beside) = (poisoned(&device, rows * time * heads * 2 * f), poisoned(&device, heads * (f + 1)));
     let (out, clamped) = (poisoned(&device, rows * time * inner), device.buffer("a test", 8).unwrap());
-    // The states of the second layer.
+    // The state of the second layer.
     let layer = Layer {
         state: StateType::F32,
         s: s.at + (s_stride / 2 * 4) as u64,
@@ -136,7 +137,7 @@ fn held(of: Recurrence, gated: bool, rows: usize, time: usize) {
             }
         }
     }
-    // The whole pool: other slots must not change.
+    // Compare the whole pool, because other slots must not change.
     close(&read(&device, s.at, before.len()), &want_s, 1e-4, &format!("S of {what}"));
     close(&read(&device, z.at, sums.len()), &want_sums, 1e-4, &format!("z and c of {what}"));
     let most = want.iter().fold(1.0f64, |m, v| m.max(v.abs()));
@@ -156,8 +157,8 @@ fn recurrences_against_f64() {
         let features = [2 * proj_dim, proj_dim, d][map];
         Recurrence { heads: 2, d, features, proj_dim: if map == 2 { 0 } else { proj_dim }, map, eps, layer: 1 }
     };
-    // Every number of rows per thread (2, 4, 8, 16), full and not; blocks that share a head and one that does not; a
-    // floor that is reached and one that is not.
+    // All numbers of rows per thread (2, 4, 8, 16), full and partial; blocks that share a head or not; floors that are
+    // reached or not.
     let all = [
         of(0, 8, 12, 0.02),
         of(0, 64, 64, 0.5),

@@ -1,5 +1,5 @@
-//! Tests transfers of states while other slots step: bits do not change, no step waits, and no slot gets half a state.
-//! A gate stops the calls of the transferring thread until the test opens it, so no test depends on a clock.
+//! Tests transfers of states while other slots step: bits do not change, no step waits, and no slot gets a partial
+//! state. A gate stops the calls of the transferring thread until the test opens it, so no test depends on a clock.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex};
@@ -14,7 +14,7 @@ use crate::runner::Backend;
 
 type Result<T> = std::result::Result<T, ModelError>;
 
-/// A gate that the transferring thread passes at each of its calls.
+/// A gate that the transferring thread passes at each of its device calls.
 #[derive(Default)]
 struct Gate {
     state: Mutex<State>,
@@ -24,9 +24,9 @@ struct Gate {
 #[derive(Default)]
 struct State {
     closed: bool,
-    /// Calls that wait at the gate.
+    /// Number of calls that wait at the gate.
     waiting: usize,
-    /// Transfers that have ended.
+    /// Number of transfers that have ended.
     ended: usize,
     /// Whether a step is being recorded, or has been.
     recording: bool,
@@ -100,7 +100,7 @@ fn bits(numbers: &[f32]) -> Vec<u32> {
     numbers.iter().map(|v| v.to_bits()).collect()
 }
 
-/// Waits for the end of a slot's transfer.
+/// Waits until a slot's transfer has ended, and returns its result.
 fn finish(pool: &mut CudaPool, slot: usize) -> Result<Vec<f32>> {
     loop {
         match pool.poll_transfer(slot)? {
@@ -132,7 +132,7 @@ fn a_transfer_changes_no_bit() {
         let exported = pool.export(0).unwrap();
         export(&mut pool, 0).unwrap();
         assert_eq!(bits(&finish(&mut pool, 0).unwrap()), bits(&exported), "{conv} {state:?}");
-        // Old contents of the page-locked memory must not show.
+        // Old contents of the page-locked memory must have no effect.
         decoder.prefill(&[3], &mut pool, 2).unwrap();
         import(&mut pool, 1, &exported, 5).unwrap();
         assert_eq!(finish(&mut pool, 1).unwrap(), Vec::<f32>::new());
@@ -147,7 +147,7 @@ fn a_transfer_changes_no_bit() {
     }
 }
 
-/// Returns two pools whose slots have read the same: one whose transfers pass the gate, and one without transfers.
+/// Returns two pools whose slots have read the same tokens: one whose transfers pass the gate, and one without any.
 fn twins(gate: &Arc<Gate>) -> [(CudaDecoder, CudaPool); 2] {
     [gate.pool(3, StateType::F32), watched(3, StateType::F32, Arc::new(|_| Ok(())))].map(|(decoder, mut pool)| {
         for slot in 0..3 {
@@ -195,7 +195,7 @@ fn a_transfer_during_a_recording_is_not_recorded() {
         let (own, other) = (reference.export(0).unwrap(), reference.export(2).unwrap());
         let _closed = gate.close();
         begin(&mut pool, imports, &other);
-        // The first step of one row is recorded, and the transfer happens during that.
+        // The first step of one row is recorded, and the transfer runs during the recording.
         let meanwhile = Arc::clone(&gate);
         let run = move || {
             meanwhile.open();
@@ -207,7 +207,7 @@ fn a_transfer_during_a_recording_is_not_recorded() {
         let numbers = finish(&mut pool, 0).unwrap();
         assert_eq!(bits(&numbers), if imports { Vec::new() } else { bits(&own) });
         assert_eq!(bits(&pool.export(0).unwrap()), bits(if imports { &other } else { &own }));
-        // A replay of the step does not repeat the transfer.
+        // Replaying the recorded step does not repeat the transfer.
         decoder.prefill(&[9], &mut pool, 0).unwrap();
         let expected = pool.export(0).unwrap();
         assert_eq!(step(&decoder, &mut pool, &[5], &[1]), step(&twin, &mut reference, &[5], &[1]));

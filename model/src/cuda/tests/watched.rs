@@ -11,7 +11,7 @@ use crate::cuda::{CudaDecoder, CudaPool};
 use crate::memory::StateType;
 use crate::weights::WeightType;
 
-/// The hook; its argument is the name of the call.
+/// The hook. Its argument is the name of the call.
 pub(super) type Call = Arc<dyn Fn(&str) -> Result<()> + Send + Sync>;
 
 /// A wrapper that calls the hook first.

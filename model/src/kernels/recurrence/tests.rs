@@ -58,7 +58,7 @@ fn a_rising_maximum_shrinks_the_state() {
     let (kept, taken) = raise(&mut maximum, 0.5, -57.0, (keep, take));
     assert_eq!((maximum, taken), (-57.0, take));
     assert!((kept - keep * (-3.0f32).exp()).abs() < 1e-7);
-    // It rises so far that nothing remains; NaN raises nothing.
+    // It rises so far that nothing of the old state remains. A NaN does not raise it.
     assert_eq!(raise(&mut maximum, 0.5, 300.0, (keep, take)), (0.0, take));
     let (kept, taken) = raise(&mut maximum, 0.5, f32::NAN, (keep, take));
     assert!(kept == keep && taken.is_nan());
@@ -95,7 +95,7 @@ fn every_instruction_set_gives_the_plain_bits() {
 
 #[test]
 fn a_bf16_state_follows_a_slow_gate() {
-    // From 0 towards 1 by steps of a thousandth: rounding to nearest would stop where this is half a step of bf16.
+    // From 0 toward 1 in steps of a thousandth: rounding to nearest would stop where this is half a step of bf16.
     let (d, features) = (16, 2);
     let (mut s, mut sums) = (vec![bf16::ZERO; features * d], vec![0.0; features + 1]);
     let (q, k, v) = (vec![0.5; features], vec![1.0; features], vec![1.0; d]);

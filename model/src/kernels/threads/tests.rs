@@ -75,7 +75,7 @@ fn a_second_caller_works_alone() {
 
 #[test]
 fn the_caller_does_not_wait_for_a_worker_that_never_starts() {
-    // A worker that never checks for a job, as if it had no core.
+    // This worker never checks for a job, as if it had no core.
     let (release, held) = mpsc::channel::<()>();
     let mut threads = Threads::new(1);
     threads.workers.push(std::thread::spawn(move || held.recv().unwrap()));

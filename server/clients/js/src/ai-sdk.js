@@ -1,8 +1,8 @@
-// A provider for Vercel's `ai`: a language model that keeps a session for each conversation and sends only new messages.
+// A provider for Vercel's `ai`: a language model that keeps one session per conversation and sends only new messages.
 //
-// The model remembers nothing itself. Every answer carries a mark in its provider metadata: the session, its version, and
-// a digest of all messages up to that answer. `ai` gives it back with the history. A history that begins with those
-// messages continues from that version; one that was edited or never seen is sent whole.
+// The model object itself has no state. Each answer carries a mark in its provider metadata: the session, its version, and
+// a digest of all messages up to and including that answer. `ai` returns the mark with the history. A history that begins
+// with those messages continues from that version; a history that was edited or never seen is sent whole.
 
 import { APIError, Conflict, Gone, NotFound, Tidegate, VersionMismatch } from './index.js';
 
@@ -69,7 +69,7 @@ class TidegateModel {
         session = await this.#session(place);
         const stream = session.stream(this.#turn(turn, messages, place));
         const pieces = stream[Symbol.asyncIterator]();
-        // The first piece, because a refusal comes before it.
+        // Waits for the first piece, because a refusal comes before it.
         const first = await pieces.next();
         const parts = streamParts(first, pieces, stream, messages, warnings);
         return { stream: readable(parts), request: { body: turn } };
@@ -87,32 +87,32 @@ class TidegateModel {
 
   #turn(turn, messages, { session, version, count }) {
     const fresh = messages.slice(count);
-    // An answer that another model gave, or that was edited, is read like the rest.
+    // Answers that another model gave, or that were edited, are read like other messages.
     const history = fresh.some(({ role }) => role === 'assistant') ? 'append' : undefined;
     const extra = { ...turn.extra, ...(history && { history }) };
     return { ...turn, messages: fresh, extra, ifVersion: session ? version : undefined };
   }
 }
 
-/** What to try, in this order: the session itself, a fork of its version, and a new session that reads everything. */
+/** Returns what to try, in order: the session itself, a fork of its version, and a new session that reads everything. */
 function places(known) {
   const whole = { count: 0 };
   if (!known) return [whole];
   return [known, { version: known.version, count: known.count }, whole];
 }
 
-/** Deletes a session that was created for a turn that the server has refused: nobody knows of it. */
+/** Deletes a session that was created for a turn that the server refused, because nothing refers to it. */
 async function discard(session, place, error) {
   if (error instanceof APIError && !place.session) await session?.delete().catch(() => {});
 }
 
-/** Whether the session has moved on, is busy, or is gone with its versions, and there is another way. */
+/** Whether to try the next place: the session has moved on, is busy, or is gone with its versions, and a place is left. */
 function elsewhere(error, place) {
   const moved = [Conflict, Gone, NotFound, VersionMismatch].some((kind) => error instanceof kind);
   return moved && place.version !== undefined;
 }
 
-/** Converts a request of `ai`: all messages, those that a session has read, and the turn without its messages. */
+/** Converts a request of `ai` into its messages, the mark of those already read, and the turn without messages. */
 async function prepare(options) {
   const warnings = [];
   const messages = [];
@@ -146,7 +146,7 @@ async function prepare(options) {
   return { messages, known, turn, warnings };
 }
 
-/** A message of `ai` in the server's form; results of several tools are several messages. */
+/** Converts a message of `ai` into the server's messages; each tool result becomes a message. */
 function convert({ role, content }) {
   if (role === 'system') return [{ role, content }];
   if (role === 'tool') {
@@ -184,7 +184,7 @@ async function digestOf(messages) {
   return Array.from(new Uint8Array(hash), (byte) => byte.toString(16).padStart(2, '0')).join('');
 }
 
-/** The provider metadata of an answer. */
+/** Returns the provider metadata of an answer, which is its mark. */
 async function mark(messages, reply) {
   const calls = reply.toolCalls.map(({ id, function: { name, arguments: input } }) => ({
     type: 'tool-call', toolCallId: id, toolName: name, input: parsed(input),
@@ -236,7 +236,7 @@ async function* streamParts(first, pieces, stream, messages, warnings) {
       yield { type: 'text-delta', id, delta: next.value };
     }
   } finally {
-    // Ends the turn if the reader has left.
+    // Ends the turn if the reader has stopped early.
     await pieces.return();
   }
   const { reply } = stream;
@@ -247,7 +247,7 @@ async function* streamParts(first, pieces, stream, messages, warnings) {
   yield { type: 'finish', usage: usage(reply), finishReason: finishReason(reply), providerMetadata };
 }
 
-/** The parts as a stream. Cancelling it ends the turn. */
+/** Converts the parts into a stream. Canceling it ends the turn. */
 function readable(parts) {
   return new ReadableStream({
     async pull(controller) {

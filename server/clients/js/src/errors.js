@@ -1,4 +1,4 @@
-// What can go wrong: one class for each kind of error, all of them `TidegateError`.
+// The errors: one class for each kind, all derived from `TidegateError`.
 
 export class TidegateError extends Error {
   constructor(message, options) {
@@ -10,7 +10,7 @@ export class TidegateError extends Error {
 /** The server could not be reached, or the connection broke and the retries were used up. */
 export class ConnectionFailed extends TidegateError {}
 
-/** A turn that ran again after a crash of the server gave another text than the part that was already read. */
+/** A turn that ran again after a server crash gave a text that differs from the part already read. */
 export class StreamDiverged extends TidegateError {}
 
 /** The server refused a request, or failed. `status` is null for an error in the middle of a stream. */
@@ -42,14 +42,14 @@ const BY_STATUS = {
   422: KeyReused, 429: RateLimited,
 };
 
-/** The error for a status and the body of the answer. */
+/** Returns the error for a status and the body of a response. */
 export function apiError(status, body, requestId) {
   const inStream = body?.error?.code === 'queue_full' ? RateLimited : APIError;
   const Kind = BY_STATUS[status] ?? (status >= 500 ? ServerError : inStream);
   return new Kind(status, body?.error, requestId);
 }
 
-/** The error that a response describes. */
+/** Reads a response and returns the error that it describes. */
 export async function errorOf(response) {
   const text = await response.text().catch(() => '');
   let body;

@@ -1,4 +1,4 @@
-/** A message in OpenAI's form. */
+/** A message in OpenAI's format. */
 export interface Message {
   role: 'system' | 'developer' | 'user' | 'assistant' | 'tool';
   content: string | Array<{ type: 'text'; text: string }>;
@@ -12,7 +12,7 @@ export interface ToolCall {
   function: { name: string; arguments: string };
 }
 
-/** Options of a turn. The server's further fields go into `extra`. */
+/** Options of a turn. Other request fields of the server go into `extra`. */
 export interface TurnOptions {
   maxTokens?: number;
   temperature?: number;
@@ -30,17 +30,17 @@ export interface TurnOptions {
   label?: string;
   /** What happens to the turn after a disconnect. */
   onDisconnect?: 'rollback' | 'commit' | 'continue';
-  /** Whole seconds to wait for a session that is in use; others are rounded up. */
+  /** Seconds to wait for a session in use; fractions are rounded up. */
   wait?: number;
-  /** Refuses the turn unless this is the session's version. */
+  /** The server refuses the turn unless this is the session's current version. */
   ifVersion?: string;
-  /** By default a new one, so that a retry never runs a turn twice. */
+  /** Default: a new key, so that a retry never runs a turn twice. */
   idempotencyKey?: string;
   signal?: AbortSignal;
   extra?: Record<string, unknown>;
 }
 
-/** A turn that says no plain string: messages, a prompt to continue as it is, or nothing, so that the answer goes on. */
+/** A turn without a plain string: messages, a prompt to read verbatim, or neither, so that the last answer continues. */
 export interface Turn extends TurnOptions {
   messages?: Message[];
   prompt?: string;
@@ -51,18 +51,18 @@ export interface Reply {
   text: string;
   finishReason: string | null;
   session: string;
-  /** The version that the turn has made. */
+  /** The version that the turn created. */
   version: string;
-  /** The version that it started from. */
+  /** The version that the turn started from. */
   parent: string | null;
-  /** Tokens of the whole conversation. */
+  /** Number of tokens of the whole conversation. */
   tokens: number;
   promptTokens: number;
   completionTokens: number;
-  /** Of several texts (`bestOf`): the mean log probability of the tokens of the one that was kept. */
+  /** With `bestOf`: the mean log probability per token of the text that was kept. */
   meanLogprob: number | null;
   toolCalls: ToolCall[];
-  /** The server's answer; of a stream, its last events merged. */
+  /** The server's JSON answer; for a stream, its last events merged. */
   raw: any;
 }
 
@@ -74,7 +74,7 @@ export interface SessionInfo {
   [field: string]: unknown;
 }
 
-/** How one text becomes another: what follows the tokens that both begin with. */
+/** The difference between two texts, after the tokens that both begin with. */
 export interface SessionDiff {
   from: string;
   to: string;
@@ -91,10 +91,10 @@ export interface ClientOptions {
   apiKey?: string;
   /** Default: 2. */
   maxRetries?: number;
-  /** Milliseconds for a request; streams have no limit. Default: ten minutes. */
+  /** Timeout of a request in milliseconds; streams have none. Default: ten minutes. */
   timeout?: number;
   fetch?: typeof fetch;
-  /** Waits so many seconds between attempts. */
+  /** Called to wait this many seconds between attempts. */
   sleep?: (seconds: number) => Promise<unknown> | unknown;
 }
 
@@ -115,7 +115,7 @@ export interface Filters {
   metadata?: Record<string, string>;
   label?: string;
   tag?: string;
-  /** A session. */
+  /** Id of a session. */
   forkedFrom?: string;
 }
 
@@ -124,11 +124,11 @@ export class Tidegate {
   constructor(options?: ClientOptions);
   create(start?: Start): Promise<Session>;
   session(id: string): Promise<Session>;
-  /** An existing session, without asking the server for it. */
+  /** Returns a handle to an existing session, without a request to the server. */
   handle(id: string, version?: string): Session;
-  /** Your sessions that match all that is given, the newest first. */
+  /** Yields your sessions that match all given filters, newest first by default. */
   sessions(filters?: Filters): AsyncGenerator<Session, void, undefined>;
-  /** Creates a session from a file that `save` has returned. */
+  /** Creates a session from a file that `save` returned. */
   load(snapshot: Uint8Array | ArrayBuffer | Blob): Promise<Session>;
 }
 
@@ -142,19 +142,19 @@ export interface Range {
 export class Session {
   private constructor();
   readonly id: string;
-  /** The version that this client saw last. */
+  /** The latest version that this client has seen. */
   version: string;
   info: SessionInfo;
   say(text: string, options?: TurnOptions): Promise<Reply>;
   say(turn?: Turn): Promise<Reply>;
   stream(text: string, options?: TurnOptions): Stream;
   stream(turn?: Turn): Stream;
-  /** `say`, tried `n` times at once; keeps the answer with the highest log probability per token. */
+  /** Like `say`, but generates `n` answers at once and keeps the one with the highest log probability per token. */
   bestOf(n: number, text: string, options?: TurnOptions): Promise<Reply>;
   bestOf(n: number, turn?: Turn): Promise<Reply>;
   append(text: { text?: string; tokens?: number[]; messages?: Message[]; label?: string }): Promise<number>;
   fork(n?: number, options?: { version?: string; metadata?: Record<string, string>; ttlSeconds?: number }): Promise<Session[]>;
-  /** Goes back to a version, or to the version of a tag. */
+  /** Moves the session back to a version, given by its id or a tag. */
   rewind(version: string): Promise<void>;
   save(options?: { version?: string }): Promise<Uint8Array>;
   load(snapshot: Uint8Array | ArrayBuffer | Blob): Promise<void>;
@@ -173,13 +173,13 @@ export class Session {
 }
 
 /**
- * The answer of a turn, as it is generated, for one iteration. Leaving the loop early ends the turn with the text so far,
- * which is kept. A planned restart of the server may end it too, with the finish reason `length`; `say()` continues it.
+ * The answer of a turn, as it is generated. It can be iterated over once. Leaving the loop early ends the turn and keeps
+ * the text so far. A planned restart of the server may also end it, with the finish reason `length`; `say()` continues it.
  */
 export class Stream implements AsyncIterable<string> {
   private constructor();
   readonly text: string;
-  /** The result; throws until the stream has ended. */
+  /** The result of the turn; throws until the stream has ended. */
   readonly reply: Reply;
   [Symbol.asyncIterator](): AsyncGenerator<string, void, undefined>;
   close(): Promise<void>;

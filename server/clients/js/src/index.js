@@ -11,7 +11,7 @@ export {
 export { Session } from './session.js';
 export { Stream } from './stream.js';
 
-/** A server. The address and the key are by default those of the environment: TIDEGATE_BASE_URL, TIDEGATE_API_KEY. */
+/** A server. The address and the key default to the environment variables TIDEGATE_BASE_URL and TIDEGATE_API_KEY. */
 export class Tidegate {
   #transport;
 
@@ -23,23 +23,23 @@ export class Tidegate {
     return new Session(this, this.#transport, info);
   }
 
-  /** Creates a session: empty, from what it should read first, or from a version of another session. */
+  /** Creates a session: empty, from text, tokens or messages to read first, or from a version of another session. */
   async create({ text, tokens, messages, version, seed, metadata, ttlSeconds, label } = {}) {
     const body = wireNames({ text, tokens, messages, version, seed, metadata, ttlSeconds, label });
     return this.#handle(await this.#transport.send({ method: 'POST', path: '/v1/sessions', body, headers: withKey() }));
   }
 
-  /** An existing session. */
+  /** Returns an existing session, read from the server. */
   async session(id) {
     return this.#handle(await this.#transport.send({ method: 'GET', path: `/v1/sessions/${encodeURIComponent(id)}` }));
   }
 
-  /** An existing session, without asking the server for it. */
+  /** Returns a handle to an existing session, without a request to the server. */
   handle(id, version = undefined) {
     return this.#handle({ id, version });
   }
 
-  /** Your sessions that match all that is given, the newest first. */
+  /** Yields your sessions that match all given filters, newest first by default. */
   async *sessions({ order = 'desc', metadata = {}, label, tag, forkedFrom } = {}) {
     const wanted = Object.entries(metadata).map(([key, value]) => [`metadata[${key}]`, value]);
     let page = [];
@@ -47,7 +47,7 @@ export class Tidegate {
       const fields = Object.entries(wireNames({ limit: 100, order, after, label, tag, forkedFrom }));
       const path = `/v1/sessions?${new URLSearchParams([...fields, ...wanted])}`;
       const found = await this.#transport.send({ method: 'GET', path });
-      // A page late, because the next one begins after a session that the caller may delete.
+      // Yields a page only after fetching the next one, whose cursor is a session that the caller may delete.
       for (const info of page) yield this.#handle(info);
       page = found.data;
       after = found.next;
@@ -55,9 +55,9 @@ export class Tidegate {
     for (const info of page) yield this.#handle(info);
   }
 
-  /** Creates a session from a file that `save` has returned. */
+  /** Creates a session from a file that `save` returned. */
   async load(snapshot) {
-    // The route has no idempotency keys.
+    // This route does not support idempotency keys.
     const call = { method: 'POST', path: '/v1/snapshots', body: snapshot, repeatable: false };
     return this.#handle(await this.#transport.send(call));
   }

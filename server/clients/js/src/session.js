@@ -13,7 +13,7 @@ export class Session {
     this.#transport = transport;
     this.info = info;
     this.id = info.id;
-    /** The version that this client saw last. */
+    /** The latest version that this client has seen. */
     this.version = info.version;
   }
 
@@ -38,49 +38,49 @@ export class Session {
     return reply;
   }
 
-  /** Says a text and returns the answer. `{prompt}` continues plain text instead; with neither, the answer goes on. */
+  /** Says a text and returns the answer. `{prompt}` continues plain text; with neither, the last answer continues. */
   async say(said, options) {
     return this.#reply(turnCall(this.id, said, options));
   }
 
-  /** `say`, piece by piece: iterate over the result for its text; its `reply` then has what `say` returns. */
+  /** Like `say`, but streams: iterate over the result for its text; its `reply` then has what `say` returns. */
   stream(said, options) {
     return new Stream(this.#transport, turnCall(this.id, said, options, { stream: true }), (reply) => {
       this.version = reply.version;
     });
   }
 
-  /** `say`, tried `n` times at once; keeps the answer with the highest log probability per token. */
+  /** Like `say`, but generates `n` answers at once and keeps the one with the highest log probability per token. */
   async bestOf(n, said, options) {
     return this.#reply(turnCall(this.id, said, options, { n, keep: 'best' }));
   }
 
-  /** Reads `{text}`, `{tokens}` or `{messages}`, and generates nothing; returns the number of tokens read. */
+  /** Appends `{text}`, `{tokens}` or `{messages}` without generating an answer; returns the number of tokens read. */
   async append({ text, tokens, messages, label }) {
     const body = wireNames({ text, tokens, messages, label });
     const info = await this.#update({ method: 'POST', path: this.#path('/append'), body, headers: withKey() });
     return info.appended_tokens;
   }
 
-  /** Creates `n` independent copies, of the current version or another one. */
+  /** Creates `n` independent copies of the current version, or of another one. */
   async fork(n = 1, { version, metadata, ttlSeconds } = {}) {
     const body = wireNames({ n, version, metadata, ttlSeconds });
     const answer = await this.#transport.send({ method: 'POST', path: this.#path('/fork'), body, headers: withKey() });
     return answer.data.map((info) => new Session(this.#client, this.#transport, info));
   }
 
-  /** Goes back to a version, or to the version of a tag. Later turns stay in `turns`. */
+  /** Moves the session back to a version, given by its id or a tag. Later turns stay in `turns`. */
   async rewind(version) {
     await this.#update({ method: 'POST', path: this.#path('/rewind'), body: { version } });
   }
 
-  /** The conversation as a file, which any server with the same model loads. */
+  /** Returns the conversation as a file that any server with the same model can load. */
   async save({ version } = {}) {
     const call = { method: 'GET', path: this.#path('/snapshot', { version }) };
     return this.#transport.send(call, async (response) => new Uint8Array(await response.arrayBuffer()));
   }
 
-  /** Goes on from what `save` returned. The turns so far stay in `turns`. */
+  /** Continues from a file that `save` returned. The turns so far stay in `turns`. */
   async load(snapshot) {
     const loaded = await this.#client.load(snapshot);
     try {
@@ -90,47 +90,47 @@ export class Session {
     }
   }
 
-  /** What the conversation says, of all tokens or of those from `start` to before `end`. */
+  /** Returns the text of the conversation, or only of its tokens from `start` up to but not including `end`. */
   async text({ version, start, end } = {}) {
     return (await this.#read('/text', { version, start, end })).text;
   }
 
-  /** The conversation as token ids. */
+  /** Returns the conversation as token ids. */
   async tokens({ version, start, end } = {}) {
     return (await this.#read('/tokens', { version, start, end })).tokens;
   }
 
-  /** The conversation as messages, each with the version that added it. */
+  /** Returns the conversation as messages, each with the version that added it. */
   async messages({ version, start, end } = {}) {
     return (await this.#read('/messages', { version, start, end })).data;
   }
 
-  /** All versions, the oldest first. */
+  /** Returns all versions, oldest first. */
   async turns() {
     return (await this.#read('/turns')).data;
   }
 
-  /** A version's ancestors, across forks; with `other`, a session or version, also where the two parted. */
+  /** Returns a version's ancestors, across forks; with `other` (a session or version), also their common ancestor. */
   async lineage({ version, other } = {}) {
     return this.#read('/lineage', { version, with: other });
   }
 
-  /** How one text becomes another, word by word. Each is a version, a tag or a session; by default the second is the head. */
+  /** Compares two texts word by word. Each is given as a version, a tag or a session; `to` defaults to the head. */
   async diff(from, to) {
     return this.#read('/diff', { from, to });
   }
 
-  /** The names of versions. */
+  /** Returns the tags, which are names of versions. */
   async tags() {
     return (await this.#read('/tags')).data;
   }
 
-  /** Names a version, by default the current one. A version with a tag is kept. */
+  /** Tags a version, by default the current one. The server keeps tagged versions. */
   async tag(name, version = this.version) {
     await this.#transport.send({ method: 'PUT', path: this.#path(`/tags/${encodeURIComponent(name)}`), body: { version } });
   }
 
-  /** Removes a name. */
+  /** Removes a tag. */
   async untag(name) {
     const path = this.#path(`/tags/${encodeURIComponent(name)}`);
     await this.#transport.send({ method: 'DELETE', path }, () => undefined);
@@ -141,12 +141,12 @@ export class Session {
     return this.#update({ method: 'PATCH', path: this.#path(), body: wireNames(changes) });
   }
 
-  /** Reads the session again. */
+  /** Reads the session from the server again. */
   async refresh() {
     return this.#update({ method: 'GET', path: this.#path() });
   }
 
-  /** Deletes the session. Forks of it stay. */
+  /** Deletes the session. Its forks stay. */
   async delete() {
     await this.#transport.send({ method: 'DELETE', path: this.#path() }, () => undefined);
   }

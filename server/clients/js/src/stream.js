@@ -1,4 +1,4 @@
-// The answer of a turn, as it is generated. Survives disconnects and restarts of the server.
+// The answer of a turn, as it is generated. A stream survives disconnects and restarts of the server.
 
 import { ConnectionFailed, NotFound, StreamDiverged, TidegateError, apiError, errorOf } from './errors.js';
 import { replyOf } from './turn.js';
@@ -10,7 +10,7 @@ export class Stream {
   #ended;
   #id = null;
   #lastEvent = null;
-  // Where in the text the current response is; it is behind the end if a turn is repeated from its beginning.
+  // Position of the current response in `text`; less than its length while a turn repeats from its beginning.
   #place = 0;
   #begun = false;
   #done = false;
@@ -24,7 +24,7 @@ export class Stream {
     this.#ended = ended;
   }
 
-  /** The result of the turn, once the stream has ended. */
+  /** The result of the turn. Throws until the stream has ended. */
   get reply() {
     if (!this.#done || !this.#answer.choices) throw new TidegateError('the stream has not ended');
     const tool_calls = [...this.#tools.keys()].sort((a, b) => a - b).map((index) => this.#tools.get(index));
@@ -80,7 +80,7 @@ export class Stream {
     }
   }
 
-  /** The connection was lost. The server keeps the events of the stream, and runs the turn on. */
+  /** Prepares to resume after a lost connection. The server keeps the events of the stream and continues the turn. */
   #broken() {
     if (this.#id === null) {
       this.#place = 0;
@@ -91,8 +91,8 @@ export class Stream {
   }
 
   /**
-   * Whether to send the turn again after an error: the stream is gone, for example because the server restarted. The
-   * idempotency key makes this safe: a turn that was committed is repeated from its record, any other runs anew.
+   * Returns whether to send the turn again after an error: the stream is gone, for example after a server restart. The
+   * idempotency key makes this safe: a committed turn is repeated from its record, any other runs again.
    */
   #refused(status) {
     if (this.#id === null || (status !== 404 && status !== 410)) return false;
@@ -130,7 +130,7 @@ export class Stream {
     }
   }
 
-  /** Reads an event and gives its text that is new. */
+  /** Reads an event and returns the new part of its text. */
   #event(data) {
     if (data === '[DONE]') {
       this.#done = true;
@@ -160,7 +160,7 @@ export class Stream {
 
   #merge({ index, id, function: part = {} }) {
     const call = this.#tools.get(index) ?? { type: 'function', function: { name: '', arguments: '' } };
-    // The first part of a call. A repeated turn sends it once more, and starts over.
+    // The first part of a call. A repeated turn sends it again, which starts the call over.
     if (id) Object.assign(call, { id, function: { name: part.name ?? '', arguments: '' } });
     call.function.arguments += part.arguments ?? '';
     this.#tools.set(index, call);

@@ -1,9 +1,9 @@
-// Requests and their retries. A request is `{method, path, body, headers, repeatable}`.
+// Requests and their retries. A request is `{method, path, body, headers, repeatable, signal, timeout}`.
 
 import { ConnectionFailed, errorOf } from './errors.js';
 
 const RETRIED = new Set([408, 409, 429, 500, 502, 503, 504]);
-// After these the server has done nothing.
+// Statuses after which the server has certainly done nothing.
 const REFUSED_EARLY = new Set([409, 429, 503]);
 const LONGEST_WAIT = 60;
 
@@ -20,7 +20,7 @@ export class Transport {
     this.sleep = sleep ?? ((seconds) => new Promise((resolve) => setTimeout(resolve, seconds * 1000)));
   }
 
-  /** One attempt. Rejects with a `ConnectionFailed`, or with the reason of `signal`. */
+  /** Makes one attempt. Rejects with a `ConnectionFailed`, or with the reason of `signal`. */
   async once({ method, path, body, headers = {}, signal, timeout = true }) {
     const bytes = body instanceof Uint8Array || body instanceof ArrayBuffer || body instanceof Blob;
     const type = body === undefined ? {} : { 'content-type': bytes ? 'application/octet-stream' : 'application/json' };
@@ -38,7 +38,7 @@ export class Transport {
     }
   }
 
-  /** Sends a request, again if that can help, and reads its answer by `read`. Throws the error of the answer. */
+  /** Sends a request, retries it where that can help, and reads the answer with `read`. Throws the error of a refusal. */
   async send(call, read = (response) => response.json()) {
     for (let attempt = 0; ; attempt += 1) {
       let failure;
@@ -47,7 +47,7 @@ export class Transport {
         if (response.ok) {
           return await read(response);
         }
-        // An attempt whose answer was lost has deleted it.
+        // An earlier attempt, whose answer was lost, has deleted it.
         if (call.method === 'DELETE' && response.status === 404 && attempt > 0) return undefined;
         failure = response;
       } catch (error) {
@@ -61,7 +61,7 @@ export class Transport {
     }
   }
 
-  /** Seconds to wait before the next attempt, or null where a retry cannot help or could do something twice. */
+  /** Returns the seconds to wait before the next attempt, or null if a retry cannot help or could repeat an effect. */
   pause(call, attempt, failure) {
     if (attempt >= this.maxRetries) return null;
     const repeatable = call.repeatable ?? true;
@@ -74,12 +74,12 @@ export class Transport {
     if (!repeatable && !REFUSED_EARLY.has(failure.status)) return null;
     const asked = failure.headers.get('retry-after');
     const wait = asked === null || asked === '' ? NaN : Number(asked);
-    // Jitter on top, so that clients that were refused together do not come back together.
+    // Jitter on top, so that clients that were refused together do not all return together.
     return wait >= 0 && wait <= LONGEST_WAIT ? wait + Math.random() / 4 : backoff;
   }
 }
 
-/** The headers with an idempotency key. */
+/** Returns the headers with an idempotency key. */
 export function withKey(headers = {}, key = undefined) {
   return { ...headers, 'idempotency-key': key ?? `js-${crypto.randomUUID()}` };
 }

@@ -1,8 +1,8 @@
-// Turns as requests, and their answers as results.
+// Converts turns into requests, and their answers into results.
 
 import { withKey } from './transport.js';
 
-/** A turn of a session. `said` is what the user says (a string), or the options alone. */
+/** Builds the request of a turn. `said` is a user message (a string), or the options themselves. */
 export function turnCall(session, said, options = {}, { stream = false, ...more } = {}) {
   const given = typeof said === 'string' ? { ...options, text: said } : { ...said };
   const { text, wait, ifVersion, idempotencyKey, signal, extra, ...fields } = given;
@@ -21,15 +21,15 @@ export function turnCall(session, said, options = {}, { stream = false, ...more 
   return { method: 'POST', path, body, headers: withKey(headers, idempotencyKey), signal };
 }
 
-/** The fields with the server's names: `maxTokens` is `max_tokens`. Fields without a value are left out. */
+/** Renames fields as the server does: `maxTokens` becomes `max_tokens`. Leaves out fields that are undefined. */
 export function wireNames(fields) {
   const known = Object.entries(fields).filter(([, value]) => value !== undefined);
   return Object.fromEntries(known.map(([name, value]) => [name.replace(/[A-Z]/g, (c) => `_${c.toLowerCase()}`), value]));
 }
 
-/** The result that the answer to a turn describes. */
+/** Converts the answer to a turn into its result. */
 export function replyOf(answer) {
-  // Of several texts, the one that became the version.
+  // If there are several texts, the one that became the new version.
   const choice = answer.choices.find(({ index }) => index === (answer.session.chosen ?? 0));
   return {
     text: choice.text ?? choice.message?.content ?? '',

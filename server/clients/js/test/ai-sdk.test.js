@@ -1,4 +1,4 @@
-// The provider with Vercel's `ai`: one session for a conversation, however its history is kept, branched or edited.
+// The provider with Vercel's `ai`: one session per conversation, however its history is stored, branched or edited.
 
 import assert from 'node:assert/strict';
 import { after, before, test } from 'node:test';
@@ -99,7 +99,7 @@ test('streams have the same answers, and are continued', async () => {
 });
 
 test('a stream that is aborted keeps its text so far', async () => {
-  // The session is free once the turn has ended.
+  // Retries until the session is free, which is once the turn has ended.
   const provider = connect({ maxRetries: 60 });
   const abort = new AbortController();
   const long = { maxOutputTokens: 100_000, abortSignal: abort.signal, providerOptions: { tidegate: { extra: { ignore_eos: true } } } };

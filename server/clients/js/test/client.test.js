@@ -15,7 +15,7 @@ before(async () => {
 after(() => server.end());
 
 let owners = 0;
-/** A client with an owner of its own, so that no test sees another's sessions. Its retries wait for nothing. */
+/** Returns a client with its own owner, so that tests do not see each other's sessions. Its retries do not wait. */
 function connect(options = {}) {
   owners += 1;
   return new Tidegate({ baseURL: server.url, apiKey: `owner-${owners}`, sleep: () => {}, ...options });

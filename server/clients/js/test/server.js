@@ -1,4 +1,4 @@
-// A server for the tests: the program that TIDEGATE_BIN names, with the shipped model, on a free port.
+// A server for the tests: the program named by TIDEGATE_BIN, with the shipped model, on a free port.
 
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
@@ -39,7 +39,8 @@ export async function startServer() {
   return server;
 }
 
-/** A `fetch` that loses the answers to the first `count` requests that `chosen` selects; `seen` has their headers. */
+/** Returns a `fetch` that loses the answers to the first `count` requests that `chosen` selects. Adds the headers of all
+ *  selected requests to `seen`. */
 export function losing(chosen, count, seen = []) {
   return async (url, options) => {
     const response = await fetch(url, options);
@@ -51,7 +52,7 @@ export function losing(chosen, count, seen = []) {
   };
 }
 
-/** A `fetch` that cuts streams after so many events, one number for each stream; `then` runs at each cut. */
+/** Returns a `fetch` that cuts each stream after a number of events, one number per stream. Calls `then` at each cut. */
 export function cutting(events, { seen = [], then = async () => {} } = {}) {
   return async (url, options) => {
     const response = await fetch(url, options);
@@ -63,7 +64,7 @@ export function cutting(events, { seen = [], then = async () => {} } = {}) {
   };
 }
 
-/** Reads only when it is asked, so that everything before the cut has been read when it comes. */
+/** Passes on a stream up to a cut. Reads only on demand, so that the client has read everything before the cut. */
 function cut(reader, left, then) {
   let rest = '';
   return new ReadableStream(
@@ -82,7 +83,7 @@ function cut(reader, left, then) {
         }
         rest += new TextDecoder().decode(value);
         const events = rest.split('\n\n');
-        // The cut is in the middle of an event.
+        // Cuts in the middle of an event.
         const now = events.length > left ? [...events.slice(0, left), events[left].slice(0, 7)].join('\n\n') : rest;
         left = events.length > left ? -1 : left - (events.length - 1);
         rest = left < 0 ? '' : events.at(-1);

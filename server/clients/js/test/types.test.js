@@ -1,4 +1,4 @@
-// The type declarations: `tsc` accepts what uses them.
+// The type declarations: `tsc` accepts code that uses them.
 
 import assert from 'node:assert/strict';
 import { spawnSync } from 'node:child_process';
@@ -14,7 +14,7 @@ test('the types are those of the code and of `ai`', async () => {
   const { status, stdout } = spawnSync(process.execPath, [compiler, ...flags, file], { encoding: 'utf8' });
   assert.equal(status, 0, stdout);
 
-  // Nothing is declared that does not exist.
+  // All declared methods exist, and no others.
   const declared = ['say', 'stream', 'bestOf', 'append', 'fork', 'rewind', 'save', 'load', 'text', 'tokens', 'messages', 'turns',
     'lineage', 'diff', 'tags', 'tag', 'untag', 'update', 'refresh', 'delete'];
   const { Session } = await import('tidegate');

@@ -1,4 +1,4 @@
-// Uses every declared type; `tsc --strict` must accept it, and refuse the marked line.
+// Uses the type declarations; `tsc --strict` must accept this file, except for the marked line.
 
 import { generateText } from 'ai';
 import { NotFound, Tidegate, type Reply } from 'tidegate';

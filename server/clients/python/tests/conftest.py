@@ -1,4 +1,4 @@
-"""A server for the tests: the program that TIDEGATE_BIN names, with the shipped model, on a free port."""
+"""A server for the tests: the program named by TIDEGATE_BIN, with the shipped model, on a free port."""
 
 import os
 import signal
@@ -28,7 +28,7 @@ class Server:
         self.start()
 
     def start(self) -> None:
-        """Starts the server, and returns when it is ready."""
+        """Starts the server and waits until it is ready."""
         command = [os.environ["TIDEGATE_BIN"], "serve", "--device", "cpu", "--port", str(self.port)]
         command += ["--data-dir", str(self.folder), *self.flags]
         with open(self.folder.with_suffix(".log"), "ab") as log:
@@ -51,7 +51,7 @@ class Server:
 
 @pytest.fixture(scope="session")
 def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Server]]:
-    """Starts servers with further flags. They end with the tests."""
+    """Returns a function that starts a server with further flags. All servers are killed when the tests end."""
     servers = []
 
     def new(*flags: str) -> Server:
@@ -65,12 +65,12 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Se
 
 @pytest.fixture(scope="session")
 def server(start: Callable[..., Server]) -> Server:
-    """The server that tests share. A test that kills it starts its own."""
+    """The server that the tests share. Tests that kill a server start their own."""
     return start()
 
 
 @pytest.fixture
 def client(server: Server, request: pytest.FixtureRequest) -> Iterator[Tidegate]:
-    """A client with an owner of its own, so that no test sees another's sessions."""
+    """A client with its own owner, so that tests do not see each other's sessions."""
     with Tidegate(server.url, api_key=request.node.name) as client:
         yield client

@@ -1,4 +1,4 @@
-"""Transports that lose answers: the server has done its work, and the client does not hear of it."""
+"""Transports that lose answers: the server has done its work, but the client never learns of it."""
 
 from collections.abc import AsyncIterator, Callable, Iterator
 
@@ -33,7 +33,7 @@ class _Cut(httpx.SyncByteStream):
         for chunk in self.stream:
             whole = chunk.split(b"\n\n")
             if len(whole) > self.events:
-                # In the middle of an event.
+                # Cuts in the middle of an event.
                 yield b"\n\n".join(whole[: self.events]) + b"\n\n" + whole[self.events][:7]
                 self.stream.close()
                 self.then()
@@ -46,7 +46,7 @@ class _Cut(httpx.SyncByteStream):
 
 
 class CutsStreams(httpx.HTTPTransport):
-    """Cuts streams after so many events, one number for each stream; `then` runs at each cut."""
+    """Cuts each stream after the given number of events, one number per stream. Calls `then` at each cut."""
 
     def __init__(self, *events: int, then: Hook = lambda: None) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class CutsStreams(httpx.HTTPTransport):
 
 
 class AsyncCutsStreams(httpx.AsyncHTTPTransport):
-    """The same for asyncio, for the first stream."""
+    """Cuts the first stream of an asyncio client after `bytes` bytes."""
 
     def __init__(self, bytes: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A graph of three nodes with a model. Run as a program, its second node kills the server and then itself, like a crash.
+"""A three-node graph that calls a model. Run as a program, its second node kills the server and then itself, like a crash.
 
 python killed_graph.py URL OWNER SERVER_PID LOG
 """
@@ -21,7 +21,7 @@ CONFIG: Any = {"configurable": {"thread_id": "tale"}}
 
 
 def graph(url: str, owner: str, log: Path, crash: Callable[[], None]) -> Any:
-    """The graph; each node leaves a line in `log` when it begins."""
+    """Builds the graph. Each node appends its name to `log` when it begins."""
     model = ChatTidegate(base_url=url, api_key=owner, max_tokens=8, temperature=0)  # type: ignore[arg-type]
 
     def noted(name: str) -> None:
@@ -50,13 +50,13 @@ def graph(url: str, owner: str, log: Path, crash: Callable[[], None]) -> Any:
 
 
 def main(url: str, owner: str, server: str, log: str) -> None:
-    """Runs the graph until it kills everything."""
+    """Runs the graph until its second node kills the server and this process."""
 
     def crash() -> None:
         os.kill(int(server), signal.SIGKILL)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    # With "sync", a step begins once the checkpoint of the one before it is stored.
+    # With "sync", a step begins only after the checkpoint of the previous step is stored.
     graph(url, owner, Path(log), crash).invoke({"messages": [HumanMessage("Tell me of a fox.")]}, CONFIG, durability="sync")
 
 

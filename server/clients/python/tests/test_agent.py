@@ -1,4 +1,4 @@
-"""The example of the documentation: it runs, and the documentation shows it as it is."""
+"""The example in the documentation: it runs, and the documentation shows it verbatim."""
 
 import importlib.util
 from collections.abc import Callable
@@ -20,7 +20,7 @@ def test_the_agent_runs(server: Server, start: Callable[..., Server], capsys: py
     _, called, moved = printed.partition("after the call:")
     called, _, moved = moved.partition("on the second server:")
     assert "There is fog at the" in called
-    # What the tool said was taken back before the conversation moved.
+    # The rewind removed the tool's result before the conversation moved.
     assert "lighthouse" in moved and "Good night" in moved and "There is fog" not in moved
 
 

@@ -101,7 +101,7 @@ def test_the_best_of_several_answers_stays(client: Tidegate) -> None:
 
     assert reply.mean_logprob == max(choice["mean_logprob"] for choice in reply.raw["choices"])
 
-    # The same choice by hand, from the log probabilities of each.
+    # Makes the same choice from the log probabilities of each answer.
     session.rewind(start)
     answers = session.say(prompt=" a fox", max_tokens=8, extra={"n": 4, "keep": "none", "logprobs": 0}).raw["choices"]
     means = [sum(found) / len(found) for found in (answer["logprobs"]["token_logprobs"] for answer in answers)]

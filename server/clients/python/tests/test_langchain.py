@@ -1,4 +1,4 @@
-"""ChatTidegate: one session for a conversation, however its history is kept, branched or edited."""
+"""ChatTidegate: one session per conversation, however its history is stored, branched or edited."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ QUESTIONS = ["Tell me of a fox.", "And then?", "What did the crow say?"]
 
 @pytest.fixture
 def model(server: Server, client: Tidegate, request: pytest.FixtureRequest) -> ChatTidegate:
-    """A model whose sessions are those of `client`."""
+    """A model with the same owner as `client`, which therefore sees its sessions."""
     return ChatTidegate(base_url=server.url, api_key=request.node.name, max_tokens=12, temperature=0)
 
 
@@ -74,7 +74,7 @@ def test_an_edited_history_is_read_anew(model: ChatTidegate, client: Tidegate) -
     answer = model.invoke(edited)
     assert mark(answer)["session"] != mark(history[-1])["session"]
     assert client.session(mark(answer)["session"]).turns()[1]["prompt_tokens"] > 60
-    # What comes after the edit changes nothing before it.
+    # Versions from before an edit are still used.
     late = model.invoke([*history[:5], HumanMessage("Who?"), AIMessage("A hen."), HumanMessage("Why?")])
     versions = {turn["version"] for turn in client.session(mark(late)["session"]).turns()}
     assert mark(history[4])["version"] in versions
@@ -152,7 +152,7 @@ def test_a_refused_first_turn_leaves_no_session(model: ChatTidegate, client: Tid
     with pytest.raises(tidegate.BadRequest):
         asyncio.run(bound.ainvoke("x"))
     assert list(client.sessions()) == []
-    # A session from before stays.
+    # A session that already existed stays.
     history = talk(model)
     with pytest.raises(tidegate.BadRequest):
         bound.invoke([*history, HumanMessage("Why?")])

@@ -1,4 +1,4 @@
-"""TidegateSaver: LangGraph's own conformance tests, crashes, old checkpoints and large ones."""
+"""TidegateSaver: LangGraph's own conformance tests, crashes, and old or large checkpoints."""
 
 import asyncio
 import signal
@@ -58,7 +58,7 @@ def test_a_graph_goes_on_after_a_crash_of_server_and_client(start: Any, tmp_path
 
 
 def test_an_old_checkpoint_has_kept_its_version(start: Any) -> None:
-    """This server keeps two versions of a session, unless something else needs more."""
+    """The server keeps two versions per session, and others only if something else needs them."""
     server = start("--keep-versions", "2")
     client, model = Tidegate(server.url), ChatTidegate(base_url=server.url, max_tokens=2, temperature=0)
     built = StateGraph(MessagesState)
@@ -92,7 +92,7 @@ def test_a_large_checkpoint_is_stored_in_parts(client: Tidegate) -> None:
     found = TidegateSaver(client).get_tuple(config)
     assert found and found.checkpoint["channel_values"]["value"] == value
 
-    # What a crash leaves of a checkpoint is none.
+    # An incomplete checkpoint, as a crash leaves it, is not found.
     sessions[-1].delete()
     saver = TidegateSaver(client)
     assert saver.get_tuple(config) is None
@@ -119,7 +119,7 @@ def test_what_a_saver_wrote_is_gone_once_another_deletes_it(client: Tidegate) ->
     one.put(config, checkpoint(1), {"step": 1}, {"value": "1"})
     other.delete_thread("shared")
     assert one.get_tuple(config) is None
-    # The same in the list of all threads, whose last session stays.
+    # The same holds for the list of all threads, although its last session still exists.
     one.put(config, checkpoint(1), {"step": 1}, {"value": "1"})
     kept: Any = {"configurable": {"thread_id": "kept", "checkpoint_ns": ""}}
     one.put(kept, checkpoint(2), {"step": 2}, {"value": "1"})
@@ -136,7 +136,7 @@ def test_checkpoints_past_their_expiry_are_read_again(client: Tidegate, monkeypa
     assert saver.get_tuple(config)
     saver.put(config, checkpoint(2), {"step": 2}, {"value": "1"})
     assert len(list(saver.list(config))) == 2
-    # As expiry would, before the session that was read last.
+    # Deletes the older session, as expiry would, but not the one that was read last.
     old.delete()
     monkeypatch.setattr(langgraph_module, "time", SimpleNamespace(time=lambda: time.time() + 3601))
     assert [item.metadata["step"] for item in saver.list(config)] == [2]
@@ -148,7 +148,7 @@ def test_a_saver_remembers_a_bounded_part(client: Tidegate) -> None:
     for number, config in enumerate(threads):
         saver.put(config, checkpoint(number), {"step": number}, {"value": "1"})
         assert saver._size <= bound
-    # What was forgotten is read again, and so is a thread that is larger than the bound.
+    # Evicted threads are read again, and so is a thread that is larger than the bound.
     for number, config in enumerate(threads):
         found = saver.get_tuple(config)
         assert found and found.metadata["step"] == number and saver._size <= bound
@@ -164,7 +164,7 @@ def test_a_saver_remembers_a_bounded_part(client: Tidegate) -> None:
 
 
 class _Waits(httpx.HTTPTransport):
-    """Sends a list of the thread `slow` only once it is allowed to."""
+    """Holds requests that list the thread `slow` until they are allowed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -189,7 +189,7 @@ def test_a_slow_answer_holds_up_no_other_thread(server: Server, client: Tidegate
         saver.put(other, checkpoint(2), {"step": 2}, {"value": "1"})
         found = saver.get_tuple(other)
         assert found and found.metadata["step"] == 2 and not read.done()
-        # What is written meanwhile is there afterwards.
+        # A checkpoint that is written in the meantime is found afterwards.
         saver.put(slow, checkpoint(3), {"step": 3}, {"value": "1"})
         transport.allowed.set()
         assert read.result()

@@ -19,7 +19,7 @@ from .faults import AsyncCutsStreams, CutsStreams, LosesAnswers
 
 @pytest.fixture(autouse=True)
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The waits between attempts, which take no time here."""
+    """Records the waits between attempts instead of sleeping."""
     waits: list[float] = []
     monkeypatch.setattr(client_module, "time", SimpleNamespace(sleep=waits.append))
     return waits

@@ -1,4 +1,4 @@
-"""The requests of the session routes. `wire.turn` has that of a turn."""
+"""Builds the requests of the session routes. `wire.turn` builds the request of a turn."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -27,7 +27,7 @@ def listing(metadata: Mapping[str, str] | None = None, **params: Any) -> Call:
 
 
 def upload(snapshot: bytes) -> Call:
-    # The route has no idempotency keys.
+    # This route does not support idempotency keys.
     return Call("POST", "/v1/snapshots", content=snapshot, repeatable=False)
 
 
@@ -60,7 +60,7 @@ def snapshot(id: str, version: str | None) -> Call:
 
 
 def part(id: str, what: str, **params: Any) -> Call:
-    """Something that is read of a session: its turns, text, tokens, messages, lineage or differences."""
+    """Reads one part of a session: its turns, text, tokens, messages, lineage or diff."""
     return Call("GET", _session(id, f"/{what}"), params=present(**params))
 
 

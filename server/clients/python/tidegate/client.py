@@ -1,4 +1,4 @@
-"""The client that waits for each answer: `Tidegate`, its sessions and their streams. `aio` has the same for asyncio."""
+"""The synchronous client: `Tidegate`, its sessions and their streams. `aio` is its counterpart for asyncio."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -17,7 +17,7 @@ from .wire import Call, Json, Reply, Turn
 
 
 class Tidegate:
-    """A server. `base_url` and `api_key` are by default those of the environment: TIDEGATE_BASE_URL, TIDEGATE_API_KEY."""
+    """A server. `base_url` and `api_key` default to the environment variables TIDEGATE_BASE_URL and TIDEGATE_API_KEY."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Tidegate:
         ttl_seconds: int | None = None,
         label: str | None = None,
     ) -> "Session":
-        """Creates a session: empty, from what it should read first, or from a version of another session."""
+        """Creates a session: empty, from text, tokens or messages to read first, or from a version of another session."""
         return self._handle(
             self.send(
                 calls.create(
@@ -61,7 +61,7 @@ class Tidegate:
         )
 
     def session(self, id: str) -> "Session":
-        """An existing session."""
+        """Returns an existing session, read from the server."""
         return self._handle(self.send(calls.read(id)).json())
 
     def sessions(
@@ -73,13 +73,13 @@ class Tidegate:
         tag: str | None = None,
         forked_from: str | None = None,
     ) -> Iterator["Session"]:
-        """Your sessions that match all that is given, the newest first."""
+        """Yields your sessions that match all given filters, newest first by default."""
         page: list[Json] = []
         after: str | None = None
         while True:
             call = calls.listing(metadata, limit=100, order=order, after=after, label=label, tag=tag, forked_from=forked_from)
             found = self.send(call).json()
-            # A page late, because the next one begins after a session that the caller may delete.
+            # Yields a page only after fetching the next one, whose cursor is a session that the caller may delete.
             yield from map(self._handle, page)
             page, after = found["data"], found["next"]
             if after is None:
@@ -87,12 +87,12 @@ class Tidegate:
                 return
 
     def load(self, snapshot: bytes | str | Path) -> "Session":
-        """Creates a session from a snapshot: its bytes, or the path of its file."""
+        """Creates a session from a snapshot, given as bytes or as the path of a file."""
         content = snapshot if isinstance(snapshot, bytes) else Path(snapshot).read_bytes()
         return self._handle(self.send(calls.upload(content)).json())
 
     def send(self, call: Call) -> httpx.Response:
-        """Sends a request, again if that can help, and raises the error of its answer."""
+        """Sends a request, retries it where that can help, and raises an error if the server answers with one."""
         for attempt in count():
             try:
                 response = self._http.request(**call.arguments())
@@ -104,7 +104,7 @@ class Tidegate:
                 if response.is_success:
                     return response
                 if call.method == "DELETE" and response.status_code == 404 and attempt > 0:
-                    # An attempt whose answer was lost has deleted it.
+                    # An earlier attempt, whose answer was lost, has deleted it.
                     return response
                 wait = wire.pause(call, attempt, self.max_retries, response)
                 if wait is None:
@@ -113,7 +113,7 @@ class Tidegate:
         raise AssertionError("unreachable")
 
     def handle(self, id: str, version: str = "") -> "Session":
-        """An existing session, without asking the server for it."""
+        """Returns a handle to an existing session, without a request to the server."""
         return self._handle({"id": id, "version": version})
 
     def _handle(self, info: Json) -> "Session":
@@ -131,7 +131,7 @@ class Tidegate:
 
 
 class Session:
-    """A conversation that the server keeps. `version` is the one that this client saw last."""
+    """A conversation that the server keeps. `version` is the latest version that this client has seen."""
 
     def __init__(self, client: Tidegate, info: Json) -> None:
         self._client = client
@@ -149,20 +149,20 @@ class Session:
         return answer
 
     def say(self, text: str | None = None, **options: Unpack[Turn]) -> Reply:
-        """Says `text` and returns the answer. `prompt=` continues plain text instead; with neither, the answer goes on."""
+        """Says `text` and returns the answer. `prompt=` continues plain text; with neither, the last answer continues."""
         reply = wire.reply(self._client.send(wire.turn(self.id, text, options)).json())
         self.version = reply.version
         return reply
 
     def stream(self, text: str | None = None, **options: Unpack[Turn]) -> "Stream":
-        """`say`, piece by piece. The stream survives disconnects and restarts of the server.
+        """Like `say`, but streams the answer. The stream survives disconnects and restarts of the server.
 
         A planned restart or `--max-seconds` may end the answer early, with the finish reason `length`; `say()` continues it.
         """
         return Stream(self._client, self, wire.turn(self.id, text, options, stream=True))
 
     def best_of(self, n: int, text: str | None = None, **options: Unpack[Turn]) -> Reply:
-        """`say`, tried `n` times at once; keeps the answer with the highest log probability per token."""
+        """Like `say`, but generates `n` answers at once and keeps the one with the highest log probability per token."""
         reply = wire.reply(self._client.send(wire.turn(self.id, text, options, n=n, keep="best")).json())
         self.version = reply.version
         return reply
@@ -175,29 +175,29 @@ class Session:
         messages: Messages | None = None,
         label: str | None = None,
     ) -> int:
-        """Reads text and generates nothing; returns the number of tokens read."""
+        """Appends text without generating an answer; returns the number of tokens read."""
         info = self._update(calls.append(self.id, text=text, tokens=tokens, messages=messages, label=label))
         return int(info["appended_tokens"])
 
     def fork(self, n: int = 1, *, version: str | None = None, metadata: Mapping[str, str] | None = None) -> list["Session"]:
-        """Creates `n` independent copies, of the current version or another one."""
+        """Creates `n` independent copies of the current version, or of another one."""
         answer = self._client.send(calls.fork(self.id, n=n, version=version, metadata=metadata)).json()
         return [Session(self._client, info) for info in answer["data"]]
 
     def rewind(self, version: str) -> None:
-        """Goes back to a version, or to the version of a tag. Later turns stay in `turns`."""
+        """Moves the session back to a version, given by its id or a tag. Later turns stay in `turns`."""
         self._update(calls.rewind(self.id, version))
 
     def save(self, path: str | Path, *, version: str | None = None) -> None:
-        """Writes the conversation to a file, which any server with the same model loads."""
+        """Writes the conversation to a file that any server with the same model can load."""
         Path(path).write_bytes(self.snapshot(version))
 
     def snapshot(self, version: str | None = None) -> bytes:
-        """What `save` writes."""
+        """Returns the bytes that `save` writes."""
         return self._client.send(calls.snapshot(self.id, version)).content
 
     def load(self, snapshot: bytes | str | Path) -> None:
-        """Goes on from a snapshot: its bytes, or the path of its file. The turns so far stay in `turns`."""
+        """Continues from a snapshot, given as bytes or as the path of a file. The turns so far stay in `turns`."""
         loaded = self._client.load(snapshot)
         try:
             self.rewind(loaded.version)
@@ -205,39 +205,39 @@ class Session:
             loaded.delete()
 
     def text(self, *, version: str | None = None, start: int | None = None, end: int | None = None) -> str:
-        """What the conversation says, of all tokens or of those from `start` to before `end`."""
+        """Returns the text of the conversation, or only of its tokens from `start` up to but not including `end`."""
         return str(self._part("text", version=version, start=start, end=end)["text"])
 
     def tokens(self, *, version: str | None = None, start: int | None = None, end: int | None = None) -> list[int]:
-        """The conversation as token ids."""
+        """Returns the conversation as token ids."""
         return list(self._part("tokens", version=version, start=start, end=end)["tokens"])
 
     def messages(self, *, version: str | None = None, start: int | None = None, end: int | None = None) -> list[Json]:
-        """The conversation as messages, each with the version that added it."""
+        """Returns the conversation as messages, each with the version that added it."""
         return list(self._part("messages", version=version, start=start, end=end)["data"])
 
     def turns(self) -> list[Json]:
-        """All versions, the oldest first."""
+        """Returns all versions, oldest first."""
         return list(self._part("turns")["data"])
 
     def lineage(self, *, version: str | None = None, other: str | None = None) -> Json:
-        """A version's ancestors, across forks; with `other`, a session or version, also where the two parted."""
+        """Returns a version's ancestors, across forks; with `other` (a session or version), also their common ancestor."""
         return self._part("lineage", version=version, **({} if other is None else {"with": other}))
 
     def diff(self, from_: str, to: str | None = None) -> Json:
-        """How one text becomes another, word by word. Each is a version, a tag or a session; by default the second is the head."""
+        """Compares two texts word by word. Each is given as a version, a tag or a session; `to` defaults to the head."""
         return self._part("diff", **{"from": from_}, to=to)
 
     def tags(self) -> list[Json]:
-        """The names of versions."""
+        """Returns the tags, which are names of versions."""
         return list(self._client.send(calls.tags(self.id)).json()["data"])
 
     def tag(self, name: str, version: str | None = None) -> None:
-        """Names a version, by default the current one. A version with a tag is kept."""
+        """Tags a version, by default the current one. The server keeps tagged versions."""
         self._client.send(calls.tag(self.id, name, version or self.version or None))
 
     def untag(self, name: str) -> None:
-        """Removes a name."""
+        """Removes a tag."""
         self._client.send(calls.untag(self.id, name))
 
     def update(self, **fields: Any) -> Json:
@@ -245,18 +245,18 @@ class Session:
         return self._update(calls.patch(self.id, fields))
 
     def refresh(self) -> Json:
-        """Reads the session again."""
+        """Reads the session from the server again."""
         return self._update(calls.read(self.id))
 
     def delete(self) -> None:
-        """Deletes the session. Forks of it stay."""
+        """Deletes the session. Its forks stay."""
         self._client.send(calls.delete(self.id))
 
 
 class Stream:
-    """The answer of a turn, as it is generated. Iterate over its text, once; `reply` then has the result.
+    """The answer of a turn, as it is generated. Iterate over it once for the text; `reply` then has the result.
 
-    Leaving a `with` block early ends the turn with the text so far, which is kept. A stream that is just dropped runs on.
+    Leaving a `with` block early ends the turn and keeps the text so far. If a stream is only dropped, its turn runs on.
     """
 
     def __init__(self, client: Tidegate, session: Session, call: Call) -> None:
@@ -271,7 +271,7 @@ class Stream:
 
     @property
     def reply(self) -> Reply:
-        """The result of the turn, once the stream has ended."""
+        """The result of the turn. Raises an error until the stream has ended."""
         return self._progress.reply()
 
     def __iter__(self) -> Iterator[str]:

@@ -1,10 +1,10 @@
-"""What can go wrong: one class for each kind of error, all of them `TidegateError`."""
+"""The errors: one class for each kind, all derived from `TidegateError`."""
 
 from typing import Any
 
 
 class TidegateError(Exception):
-    """Any error of this package."""
+    """The base class of all errors of this package."""
 
 
 class ConnectionFailed(TidegateError):
@@ -12,7 +12,7 @@ class ConnectionFailed(TidegateError):
 
 
 class StreamDiverged(TidegateError):
-    """A turn that ran again after a crash of the server gave another text than the part that was already read."""
+    """A turn that ran again after a server crash gave a text that differs from the part already read."""
 
 
 class APIError(TidegateError):
@@ -61,7 +61,7 @@ class KeyReused(APIError):
 
 
 class RateLimited(APIError):
-    """429: the queue is full, also as the first event of a stream, or a quota is used up."""
+    """429: the queue is full (a stream may report this in its first event), or a quota is used up."""
 
 
 class ServerError(APIError):
@@ -82,7 +82,7 @@ BY_STATUS: dict[int, type[APIError]] = {
 
 
 def api_error(status: int | None, body: Any, request_id: str | None = None) -> APIError:
-    """The error for a status and the body of the answer."""
+    """Returns the error for a status and the body of a response."""
     error = body.get("error") if isinstance(body, dict) else None
     kind = BY_STATUS.get(status or 0, ServerError if (status or 0) >= 500 else APIError)
     if status is None and isinstance(error, dict) and error.get("code") == "queue_full":

@@ -1,8 +1,9 @@
-"""LangChain: a chat model that keeps a session for each conversation and sends only the messages that are new.
+"""LangChain: a chat model that keeps one session per conversation and sends only new messages.
 
-The model remembers nothing itself. Every answer carries a mark in its `response_metadata`: the session, its version, and a
-digest of all messages up to that answer. A history that begins with those messages continues from that version; a history
-that was edited, trimmed or never seen is sent whole. So a history that is stored, moved or branched still finds its state.
+The model object itself has no state. Each answer carries a mark in its `response_metadata`: the session, its version, and a
+digest of all messages up to and including that answer. A history that begins with those messages continues from that
+version; a history that was edited, trimmed or never seen is sent whole. A history that is stored, moved or branched
+therefore still finds its state.
 """
 
 import asyncio
@@ -38,12 +39,12 @@ from .errors import APIError, Conflict, Gone, NotFound, TidegateError, VersionMi
 from .wire import Json, Reply, Turn
 
 MARK = "tidegate"
-# The session has moved on, is busy, or is gone with its versions.
+# Errors that call for the next attempt: the session has moved on, is busy, or is gone with its versions.
 _ELSEWHERE = (Conflict, Gone, NotFound, VersionMismatch)
 
 
 def mark_of(message: BaseMessage) -> dict[str, str] | None:
-    """The session, version and digest that an answer carries."""
+    """Returns the session, version and digest that an answer carries, or None."""
     mark = message.response_metadata.get(MARK) if isinstance(message, AIMessage) else None
     return mark if isinstance(mark, dict) else None
 
@@ -57,7 +58,7 @@ def _digest(messages: Sequence[BaseMessage]) -> str:
 
 
 def _known(messages: Sequence[BaseMessage]) -> tuple[dict[str, str] | None, int]:
-    """The mark of the last answer that the messages before it lead to, and how many messages its version has read."""
+    """Returns the mark of the last answer whose digest matches the history, and how many messages its version has read."""
     for count in range(len(messages) - 1, 0, -1):
         mark = mark_of(messages[count - 1])
         if mark and mark.get("digest") == _digest(messages[:count]):
@@ -66,12 +67,12 @@ def _known(messages: Sequence[BaseMessage]) -> tuple[dict[str, str] | None, int]
 
 
 class ChatTidegate(BaseChatModel):
-    """Tidegate as a chat model. Sessions without expiry stay until they are deleted; `ttl_seconds` sets one."""
+    """Tidegate as a chat model. Its sessions stay until they are deleted, unless `ttl_seconds` sets an expiry."""
 
     base_url: str | None = None
     api_key: SecretStr | None = None
     max_retries: int = 2
-    # By default the one that the server has.
+    # Default: the model that the server runs.
     model: str | None = None
     max_tokens: int | None = None
     temperature: float | None = None
@@ -79,10 +80,10 @@ class ChatTidegate(BaseChatModel):
     seed: int | None = None
     stop: list[str] | None = None
     ttl_seconds: int | None = None
-    # Further fields of the server's requests.
+    # Further request fields of the server.
     extra: dict[str, Any] = Field(default_factory=dict)
     _client: Tidegate | None = PrivateAttr(None)
-    # Connections belong to an event loop, and a model may be used in several.
+    # One client per event loop: connections belong to a loop, and a model may be used in several.
     _aio: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncTidegate] = PrivateAttr(default_factory=WeakKeyDictionary)
 
     @property
@@ -106,7 +107,7 @@ class ChatTidegate(BaseChatModel):
         return self._client
 
     def _async(self) -> AsyncTidegate:
-        # A client keeps its loop alive, so that the dictionary lets go of neither by itself.
+        # A client keeps its loop alive, so the weak keys alone never release either of them.
         for closed in [loop for loop in self._aio if loop.is_closed()]:
             del self._aio[closed]
         loop = asyncio.get_running_loop()
@@ -123,16 +124,16 @@ class ChatTidegate(BaseChatModel):
         return cast(Turn, {**fields, **given, "extra": {**self.extra, **given.get("extra", {})}})
 
     def _attempts(self, messages: list[BaseMessage], options: Turn) -> Iterator[tuple[Json, Turn]]:
-        """What to try, in this order: the session itself, a fork of its version, and a new session that reads everything.
+        """Yields what to try, in order: the session itself, a fork of its version, and a new session that reads everything.
 
-        Each is the session's id or how to create it, and the turn.
+        Each item has the session's id or the fields to create one with, and the turn.
         """
         mark, count = _known(messages)
         if mark:
             fresh = _wire_form(messages[count:])
             new = cast(Turn, {**options, "messages": fresh})
             if any(message["role"] == "assistant" for message in fresh):
-                # An answer that another model gave, or that was edited, is read like the rest.
+                # Answers that another model gave, or that were edited, are read like other messages.
                 new["extra"] = {**options["extra"], "history": "append"}
             yield {"id": mark["session"]}, cast(Turn, {**new, "if_version": mark["version"]})
             yield {"version": mark["version"]}, new
@@ -161,7 +162,7 @@ class ChatTidegate(BaseChatModel):
         return client.handle(place["id"]) if "id" in place else client.create(**place, ttl_seconds=self.ttl_seconds)
 
     def _discard(self, place: Json, session: Any) -> None:
-        """Deletes a session that was created for a turn that the server has refused: nobody knows of it."""
+        """Deletes a session that was created for a turn that the server refused, because nothing refers to it."""
         if session is not None and "id" not in place:
             with suppress(TidegateError):
                 session.delete()
@@ -268,7 +269,7 @@ class ChatTidegate(BaseChatModel):
 
 
 def _answer(messages: Sequence[BaseMessage], reply: Reply) -> AIMessage:
-    """The answer as a message, with its mark."""
+    """Converts a reply into a message that carries its mark."""
     calls: list[ToolCall] = []
     invalid: list[InvalidToolCall] = []
     for raw in reply.tool_calls:
@@ -298,7 +299,7 @@ def _result(messages: Sequence[BaseMessage], reply: Reply) -> ChatResult:
 
 
 def _last_chunk(messages: Sequence[BaseMessage], reply: Reply) -> ChatGenerationChunk:
-    """What follows the text of a stream: tool calls, usage and the mark."""
+    """Returns the last chunk of a stream: tool calls, usage and the mark."""
     answer = _answer(messages, reply)
     calls = [
         tool_call_chunk(id=raw.get("id"), name=raw["function"]["name"], args=raw["function"]["arguments"], index=index)

@@ -1,12 +1,13 @@
-"""LangGraph: a checkpointer that stores its checkpoints on the server, so that a graph goes on wherever the server is reached.
+"""LangGraph: a checkpointer that stores its checkpoints on the server, so that a graph continues wherever it can reach it.
 
-The server stores conversations, and no files. A checkpoint is therefore kept as a session of its own: a copy of the version
-that the conversation is at, with the graph's state in its metadata, compressed and in as many parts as are needed. Such a
-copy takes no space, and it keeps the version from being deleted, so a graph that goes back to an old checkpoint finds the
-model's state there. Checkpoints are as durable as turns: what `put` has returned survives a SIGKILL of server and client.
+The server stores conversations, not files. A checkpoint is therefore stored as sessions of its own: copies of the
+conversation's current version, with the graph's state in their metadata, compressed and split into as many parts as needed.
+Such copies take no space, and they keep the version from being deleted, so a graph that goes back to an old checkpoint
+finds the model's state there. Checkpoints are as durable as turns: once `put` has returned, they survive a SIGKILL of the
+server and the client.
 
-The server's list of sessions has their metadata, and finds those of a thread. A saver reads it once, and then
-only its end, unless something was deleted or has expired, or other threads have taken the memory of this one.
+The server's list of sessions includes their metadata and can be filtered by thread. A saver reads a thread's list once, and
+then only the sessions added since, unless a session was deleted or has expired, or the cache has evicted the thread.
 """
 
 import asyncio
@@ -41,26 +42,26 @@ from .errors import NotFound
 from .langchain import mark_of
 from .wire import Json
 
-# What the server allows in metadata: 16 pairs, with values of 512 characters. Four pairs say what the session holds.
+# The server's limits on metadata: 16 pairs, values of 512 characters. Four pairs say what the session holds.
 _PARTS = 12
 _CHARACTERS = 512
 _KEYS = ("langgraph", "thread", "namespace", "checkpoint")
 
-# Bytes of memory that a session takes besides its metadata.
+# Approximate memory of a session besides its metadata, in bytes.
 _SESSION = 2048
 
-# A thread, a namespace and a checkpoint.
+# Thread, namespace and checkpoint.
 _Place = tuple[str, str, str]
 
 
 @dataclass
 class _Record:
-    """A checkpoint, or the writes of a task; complete once all its sessions are there."""
+    """A checkpoint, or the writes of a task. It is complete once all its sessions are known."""
 
     thread: str
     namespace: str
     checkpoint: str
-    # `checkpoint` or `writes`, the number of its sessions, and the name of the serialisation.
+    # The kind (`checkpoint` or `writes`), the number of sessions, and the name of the serialization.
     kind: str
     count: int
     type: str
@@ -73,23 +74,23 @@ class _Record:
 
 
 class _Known:
-    """Sessions of one thread, or of all, that hold checkpoints."""
+    """The known sessions that hold checkpoints, of one thread or of all threads."""
 
     def __init__(self) -> None:
         self.records: dict[str, _Record] = {}
-        # The ids of complete records, the oldest first.
+        # Ids of complete records by place, oldest first.
         self.places: dict[_Place, list[str]] = {}
-        # The session that was read last.
+        # Id of the session that was read last.
         self.last: str | None = None
-        # The memory that they take, roughly.
+        # Approximate memory of the sessions, in bytes.
         self.size = 0
 
     def add(self, session: Json) -> bool:
-        """Adds a session, if it holds a checkpoint."""
+        """Adds a session if it holds a checkpoint or writes; returns whether it does."""
         metadata = session["metadata"]
         about = metadata.get("langgraph", "").split(" ", 4)
         if len(about) != 5 or not all(key in metadata for key in _KEYS):
-            # A session of the owner's that is no checkpoint.
+            # Another session of the same owner.
             return False
         kind, id, part, count, type = about
         place = (metadata["thread"], metadata["namespace"], metadata["checkpoint"])
@@ -102,22 +103,22 @@ class _Known:
         return True
 
     def copy(self) -> "_Known":
-        """A copy that later sessions are not added to."""
+        """Returns a copy to which later sessions are not added."""
         copy = _Known()
         copy.records, copy.places = dict(self.records), {place: [*ids] for place, ids in self.places.items()}
         return copy
 
     def expired(self) -> bool:
-        """Whether one of them should be gone; the server's clock decides."""
+        """Whether a session has expired by this machine's clock. The server goes by its own clock."""
         expiries = (session.get("expires") for record in self.records.values() for session in record.sessions.values())
         return any(expires is not None and expires <= time.time() for expires in expiries)
 
     def at(self, place: _Place) -> Sequence[_Record]:
-        """The complete records at a place."""
+        """Returns the complete records at a place."""
         return [self.records[id] for id in self.places.get(place, [])]
 
     def newest_first(self, thread: str | None, namespace: str | None) -> Sequence[_Place]:
-        """Where there are checkpoints."""
+        """Returns the places that have a complete checkpoint, newest first."""
         matching = (
             place
             for place in self.places
@@ -129,10 +130,10 @@ class _Known:
 
 
 class TidegateSaver(BaseCheckpointSaver[str]):
-    """A checkpointer on a Tidegate server, for any number of threads of the program.
+    """A checkpointer on a Tidegate server, which any number of threads of a program may share.
 
-    With `ttl_seconds`, checkpoints are deleted so long after they were written. It keeps about `cache_bytes` of what it has
-    read and written; of the threads that were used least recently, all is read again when it is needed.
+    With `ttl_seconds`, checkpoints are deleted that long after they were written. The saver caches about `cache_bytes` of
+    what it has read and written; it evicts the least recently used LangGraph threads and reads them again when needed.
     """
 
     def __init__(
@@ -147,16 +148,16 @@ class TidegateSaver(BaseCheckpointSaver[str]):
         self._client = client
         self._ttl = ttl_seconds
         self._cache_bytes = cache_bytes
-        # Held while what is known changes, and never while the server is asked.
+        # Held while the cache changes, never during a request to the server.
         self._lock = threading.Lock()
-        # What is known of each thread, the one used last at the end.
+        # The cache by LangGraph thread, least recently used first.
         self._threads: OrderedDict[str, _Known] = OrderedDict()
         self._size = 0
-        # A version without text.
+        # A version without text, if one is known.
         self._blank: str | None = None
 
     def _read(self, thread: str | None) -> _Known:
-        """What the server has of a thread, or of all. Of a thread that is known, only what is new is read."""
+        """Returns what the server has of a thread, or of all threads (None). Reads only new sessions of a cached thread."""
         while True:
             with self._lock:
                 known = None if thread is None else self._threads.get(thread)
@@ -167,15 +168,15 @@ class TidegateSaver(BaseCheckpointSaver[str]):
             with self._lock:
                 current = None if thread is None else self._threads.get(thread)
                 if sessions is None:
-                    # The session that was read last is deleted, and perhaps others.
+                    # The session that was read last was deleted, and perhaps others: start over.
                     if thread is not None and current is known:
                         self._forget(thread)
                     continue
                 if known is None or after is None:
-                    # From the beginning. What is known otherwise, such as what this saver has written, may be deleted by now.
+                    # After a full read, nothing is kept of the cache: what it holds may have been deleted by now.
                     known = _Known()
                 elif current is not known:
-                    # It was deleted, or read from the beginning, meanwhile.
+                    # Meanwhile the cache entry was evicted, forgotten or replaced.
                     continue
                 if thread is None:
                     for session in sessions:
@@ -187,7 +188,7 @@ class TidegateSaver(BaseCheckpointSaver[str]):
                 return known.copy()
 
     def _sessions(self, thread: str | None, after: str | None) -> Sequence[Json] | None:
-        """The sessions of a thread, or of all, that were created after `after`; None if that is deleted."""
+        """Returns the sessions of a thread, or of all threads (None), after session `after`; None if it was deleted."""
         wanted = None if thread is None else {"thread": thread}
         sessions: list[Json] = []
         while True:
@@ -201,7 +202,7 @@ class TidegateSaver(BaseCheckpointSaver[str]):
                 return sessions
 
     def _store(self, thread: str, known: _Known, sessions: Iterable[Json]) -> None:
-        """Adds sessions to what is known of a thread, which is then the one used last. The lock is held."""
+        """Adds sessions to a thread's cache and makes it the most recently used one. The caller holds the lock."""
         self._forget(thread)
         for session in sessions:
             if known.add(session) and session["tokens"] == 0:
@@ -212,7 +213,7 @@ class TidegateSaver(BaseCheckpointSaver[str]):
             self._size -= self._threads.popitem(last=False)[1].size
 
     def _forget(self, thread: str) -> None:
-        """Forgets what is known of a thread. The lock is held."""
+        """Removes a thread from the cache. The caller holds the lock."""
         known = self._threads.pop(thread, None)
         if known is not None:
             self._size -= known.size
@@ -231,14 +232,14 @@ class TidegateSaver(BaseCheckpointSaver[str]):
             version = session["version"]
 
     def _create(self, version: str | None, metadata: dict[str, str]) -> Json:
-        """A session at `version`, or at the version of an empty session."""
+        """Creates a session at `version`; if that is not possible, an empty one."""
         for start in (version, self._blank):
             if start is None:
                 continue
             try:
                 return self._client.create(version=start, metadata=metadata, ttl_seconds=self._ttl).info
             except NotFound:
-                # The version is no longer kept; the conversation is then read again.
+                # The version is no longer kept. A turn from this checkpoint will read the conversation again.
                 pass
         return self._client.create(metadata=metadata, ttl_seconds=self._ttl).info
 
@@ -256,7 +257,7 @@ class TidegateSaver(BaseCheckpointSaver[str]):
         return _config(thread, namespace, checkpoint["id"])
 
     def put_writes(self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = "") -> None:
-        """Stores what a task has written before the next checkpoint."""
+        """Stores the writes that a task has made before the next checkpoint."""
         thread, namespace, checkpoint = _place(config)
         numbered = [(WRITES_IDX_MAP.get(channel, index), channel, value) for index, (channel, value) in enumerate(writes)]
         value = {"task": task_id, "path": task_path, "writes": numbered}
@@ -271,7 +272,7 @@ class TidegateSaver(BaseCheckpointSaver[str]):
         return None
 
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """The checkpoint that the config names, or the latest of its thread."""
+        """Returns the checkpoint that the config names, or the latest of its thread."""
         thread, namespace, checkpoint = _place(config)
         known = self._read(thread)
         for place in known.newest_first(thread, namespace):
@@ -287,7 +288,7 @@ class TidegateSaver(BaseCheckpointSaver[str]):
         before: RunnableConfig | None = None,
         limit: int | None = None,
     ) -> Iterator[CheckpointTuple]:
-        """Checkpoints, the newest first."""
+        """Yields the matching checkpoints, newest first."""
         configurable = config["configurable"] if config else {}
         thread = None if configurable.get("thread_id") is None else str(configurable["thread_id"])
         only, end = configurable.get("checkpoint_id"), get_checkpoint_id(before) if before else None
@@ -314,7 +315,8 @@ class TidegateSaver(BaseCheckpointSaver[str]):
                 stored = value
                 continue
             for index, channel, written in value["writes"]:
-                # The first write of a task stays; errors, interrupts and what resumes them are replaced.
+                # The first write at an index stays. Special writes (errors, interrupts, resumes) have negative indexes and
+                # are replaced by later ones.
                 if index < 0 or (value["task"], index) not in writes:
                     order = writes_sort_key(value["path"], value["task"], index)
                     writes[value["task"], index] = (order, channel, written)
@@ -333,7 +335,7 @@ class TidegateSaver(BaseCheckpointSaver[str]):
         """Deletes a thread's checkpoints. The conversation's own session stays."""
         thread = str(thread_id)
         for record in self._read(thread).records.values():
-            # Checkpoints by their first part, so that what a crash leaves of them is incomplete.
+            # Deletes the first part first, so that a crash in between leaves the record incomplete.
             for number in sorted(record.sessions):
                 try:
                     self._client.send(calls.delete(record.sessions[number]["id"]))
@@ -343,7 +345,7 @@ class TidegateSaver(BaseCheckpointSaver[str]):
             self._forget(thread)
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """`get_tuple` in a thread."""
+        """Runs `get_tuple` in a worker thread."""
         return await asyncio.to_thread(self.get_tuple, config)
 
     async def alist(
@@ -354,7 +356,7 @@ class TidegateSaver(BaseCheckpointSaver[str]):
         before: RunnableConfig | None = None,
         limit: int | None = None,
     ) -> AsyncIterator[CheckpointTuple]:
-        """`list` in a thread."""
+        """Runs `list` in a worker thread."""
         found = await asyncio.to_thread(lambda: [*self.list(config, filter=filter, before=before, limit=limit)])
         for item in found:
             yield item
@@ -366,21 +368,21 @@ class TidegateSaver(BaseCheckpointSaver[str]):
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
-        """`put` in a thread."""
+        """Runs `put` in a worker thread."""
         return await asyncio.to_thread(self.put, config, checkpoint, metadata, new_versions)
 
     async def aput_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
-        """`put_writes` in a thread."""
+        """Runs `put_writes` in a worker thread."""
         await asyncio.to_thread(self.put_writes, config, writes, task_id, task_path)
 
     async def adelete_thread(self, thread_id: str) -> None:
-        """`delete_thread` in a thread."""
+        """Runs `delete_thread` in a worker thread."""
         await asyncio.to_thread(self.delete_thread, thread_id)
 
     def get_next_version(self, current: str | None, channel: None) -> str:
-        """The next version of a channel; unique, because branches of a thread may write the same one."""
+        """Returns the next version of a channel, with a random part, because branches may reach the same number."""
         number = 0 if current is None else int(str(current).split(".")[0])
         return f"{number + 1:032}.{uuid.uuid4().int % 10**16:016}"
 
@@ -395,7 +397,7 @@ def _config(thread: str, namespace: str, checkpoint: str) -> RunnableConfig:
 
 
 def _version(checkpoint: Checkpoint) -> str | None:
-    """The version of the last answer in the state of a graph."""
+    """Returns the server's version of the last answer in a graph's state, or None."""
     for value in checkpoint["channel_values"].values():
         for message in reversed(value if isinstance(value, list) else []):
             mark = mark_of(message) if isinstance(message, BaseMessage) else None

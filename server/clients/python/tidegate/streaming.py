@@ -1,4 +1,4 @@
-"""The progress of a stream, without any I/O: which text is new, and how to go on after a disconnect."""
+"""The progress of a stream, without I/O: which text is new, and how to resume after a disconnect."""
 
 import json
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from .wire import Call, Json, Reply, reply
 
 
 class Progress:
-    """What has arrived of a streamed turn. `call` is the request that brings the rest."""
+    """What has arrived of a streamed turn. `call` is the request that fetches the rest."""
 
     def __init__(self, call: Call) -> None:
         self.call = call
@@ -19,28 +19,28 @@ class Progress:
         self.stream_id: str | None = None
         self._turn = call
         self._begun = False
-        # Of the last event that was read whole, and of the one that is being read.
+        # Ids of the last complete event and of the event that is being read.
         self._last_event: str | None = None
         self._event_id: str | None = None
-        # Where in the text the current response is; it is behind the end if a turn is repeated from its beginning.
+        # Position of the current response in `text`; less than its length while a turn repeats from its beginning.
         self._place = 0
         self._buffer = b""
         self._tools: dict[int, Json] = {}
         self._answer: Json = {}
 
     def begin(self) -> None:
-        """Refuses a second iteration, which would begin in the middle of the text."""
+        """Raises an error on a second iteration, which would begin in the middle of the text."""
         if self._begun:
             raise TidegateError("a stream can be iterated over once; `text` has what has arrived")
         self._begun = True
 
     def opened(self, response: httpx.Response) -> None:
-        """A response has begun."""
+        """Notes that a response has begun."""
         self._buffer, self._event_id = b"", None
         self.stream_id = response.headers.get("x-stream-id", self.stream_id)
 
     def broken(self) -> None:
-        """The connection was lost. The server keeps the events of the stream, and runs the turn on."""
+        """Prepares to resume after a lost connection. The server keeps the events of the stream and continues the turn."""
         if self.stream_id is not None:
             headers = {} if self._last_event is None else {"last-event-id": self._last_event}
             self.call = Call("GET", f"/v1/streams/{self.stream_id}", headers=headers)
@@ -48,9 +48,9 @@ class Progress:
             self._place = 0
 
     def refused(self, status: int) -> bool:
-        """Whether to send the turn again after an error: the stream is gone, for example because the server restarted.
+        """Returns whether to send the turn again after an error: the stream is gone, for example after a server restart.
 
-        The idempotency key makes this safe: a turn that was committed is repeated from its record, any other runs anew.
+        The idempotency key makes this safe: a committed turn is repeated from its record, any other runs again.
         """
         if self.stream_id is None or status not in (404, 410):
             return False
@@ -58,9 +58,9 @@ class Progress:
         return True
 
     def feed(self, chunk: bytes) -> Iterator[str]:
-        """Reads bytes and gives the text that is new.
+        """Reads bytes and yields the text that is new.
 
-        Only line feeds separate lines here. httpx would split at U+2028 as well, which JSON may contain.
+        Splits lines at line feeds only. httpx would also split at U+2028, which JSON may contain.
         """
         *lines, self._buffer = (self._buffer + chunk).split(b"\n")
         for line in lines:
@@ -103,12 +103,12 @@ class Progress:
             function = delta.get("function") or {}
             if delta.get("id"):
                 call["id"] = delta["id"]
-                # The first part of a call. A repeated turn sends it once more, and starts over.
+                # The first part of a call. A repeated turn sends it again, which starts the call over.
                 call["function"] = {"name": function.get("name", ""), "arguments": ""}
             call["function"]["arguments"] += function.get("arguments") or ""
 
     def reply(self) -> Reply:
-        """The result, once the stream has ended."""
+        """Returns the result. Raises an error until the stream has ended."""
         if not self.done or "choices" not in self._answer:
             raise TidegateError("the stream has not ended")
         message = {"role": "assistant", "content": self.text, "tool_calls": [self._tools[i] for i in sorted(self._tools)]}

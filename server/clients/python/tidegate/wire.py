@@ -1,4 +1,4 @@
-"""Requests and answers as values, without any I/O: what the sync and the async client share."""
+"""Requests and answers as values, without I/O. The synchronous and the asyncio client share this module."""
 
 import math
 import os
@@ -17,13 +17,13 @@ Json = dict[str, Any]
 # An answer may take long to generate, so only connecting is expected to be quick.
 TIMEOUT = httpx.Timeout(600, connect=5)
 _RETRIED = {408, 409, 429, 500, 502, 503, 504}
-# After these the server has done nothing.
+# Statuses after which the server has certainly done nothing.
 _REFUSED_EARLY = {409, 429, 503}
 _LONGEST_WAIT = 60.0
 
 
 class Turn(TypedDict, total=False):
-    """Options of a turn. The server's further fields go into `extra`."""
+    """Options of a turn. Other request fields of the server go into `extra`."""
 
     messages: Sequence[Mapping[str, Any]]
     prompt: str
@@ -41,7 +41,7 @@ class Turn(TypedDict, total=False):
     tool_choice: str | Json
     label: str
     on_disconnect: str
-    # Whole seconds; others are rounded up.
+    # Seconds to wait for a session in use; fractions are rounded up.
     wait: int
     if_version: str
     idempotency_key: str
@@ -50,7 +50,7 @@ class Turn(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Call:
-    """One request."""
+    """One HTTP request."""
 
     method: str
     path: str
@@ -58,15 +58,15 @@ class Call:
     content: bytes | None = None
     params: Mapping[str, str | int] | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
-    # Whether sending it twice has the effect of sending it once.
+    # Whether the request is idempotent: sending it twice has the same effect as sending it once.
     repeatable: bool = True
 
     def with_key(self, key: str | None = None) -> "Call":
-        """The same request with an idempotency key."""
+        """Returns the same request with an idempotency key."""
         return replace(self, headers={**self.headers, "idempotency-key": key or f"py-{uuid.uuid4()}"})
 
     def arguments(self) -> dict[str, Any]:
-        """The arguments of `httpx.Client.request`."""
+        """Returns the arguments of `httpx.Client.request`."""
         headers = dict(self.headers)
         if self.content is not None:
             headers["content-type"] = "application/octet-stream"
@@ -90,31 +90,31 @@ class Reply:
     session: str
     version: str
     parent: str | None
-    # Tokens of the whole conversation, of what was new, and of the answer.
+    # Token counts: the whole conversation, its new input, and the answer.
     tokens: int
     prompt_tokens: int
     completion_tokens: int
-    # Of several texts (`best_of`): the mean log probability of the tokens of the one that was kept.
+    # With `best_of`: the mean log probability per token of the text that was kept.
     mean_logprob: float | None
     tool_calls: list[Json]
-    # The server's answer; of a stream, its last events merged.
+    # The server's JSON answer; for a stream, its last events merged.
     raw: Json
 
 
 def present(**fields: Any) -> Json:
-    """The fields that have a value."""
+    """Returns the fields that are not None."""
     return {name: value for name, value in fields.items() if value is not None}
 
 
 def settings(base_url: str | None, api_key: str | None) -> tuple[str, dict[str, str]]:
-    """The address and the headers of a client; the environment has the defaults."""
+    """Returns the base URL and the headers of a client, with defaults from the environment."""
     url = base_url or os.environ.get("TIDEGATE_BASE_URL") or "http://127.0.0.1:8080"
     key = api_key or os.environ.get("TIDEGATE_API_KEY")
     return url.rstrip("/").removesuffix("/v1"), {"authorization": f"Bearer {key}"} if key else {}
 
 
 def turn(session: str, text: str | None, options: Turn, *, stream: bool = False, **more: Any) -> Call:
-    """A turn of a session: `text` is what the user says, `prompt` is read as it is; with neither, the answer continues."""
+    """Builds a turn: `text` is a user message, `prompt` is read verbatim; with no new input, the last answer continues."""
     given = {"text": text, "prompt": options.get("prompt"), "messages": options.get("messages")}
     if sum(value is not None for value in given.values()) > 1:
         raise ValueError("give one of text, messages and prompt")
@@ -134,9 +134,9 @@ def turn(session: str, text: str | None, options: Turn, *, stream: bool = False,
 
 
 def reply(answer: Json) -> Reply:
-    """The result that the answer to a turn describes."""
+    """Converts the answer to a turn into a `Reply`."""
     session, usage = answer["session"], answer.get("usage") or {}
-    # Of several texts, the one that became the version.
+    # If there are several texts, the one that became the new version.
     choice = next(choice for choice in answer["choices"] if choice["index"] == session.get("chosen", 0))
     message = choice.get("message") or {}
     return Reply(
@@ -155,7 +155,7 @@ def reply(answer: Json) -> Reply:
 
 
 def error_of(response: httpx.Response) -> APIError:
-    """The error that a response, which has been read, describes."""
+    """Returns the error that a response describes. The body must have been read."""
     try:
         body = response.json()
     except ValueError:
@@ -164,7 +164,7 @@ def error_of(response: httpx.Response) -> APIError:
 
 
 def pause(call: Call, attempt: int, retries: int, failure: httpx.Response | httpx.TransportError) -> float | None:
-    """Seconds to wait before the next attempt, or None where a retry cannot help or could do something twice."""
+    """Returns the seconds to wait before the next attempt, or None if a retry cannot help or could repeat an effect."""
     if attempt >= retries:
         return None
     backoff = min(0.5 * 2.0**attempt, 8.0) * random.uniform(0.75, 1.0)
@@ -180,5 +180,5 @@ def pause(call: Call, attempt: int, retries: int, failure: httpx.Response | http
         wait = float(failure.headers.get("retry-after", ""))
     except ValueError:
         return backoff
-    # Jitter on top, so that clients that were refused together do not come back together.
+    # Jitter on top, so that clients that were refused together do not all return together.
     return wait + random.uniform(0, 0.25) if 0 <= wait <= _LONGEST_WAIT else backoff

@@ -131,7 +131,7 @@ mod tests {
     fn texts_of_the_greatest_length_get_a_part_of_the_limit() {
         assert_eq!(listing(20, 1, false, true).default_tokens(DEFAULT_PART), Some((4 << 20) / 128 / 21 / 2));
         assert_eq!(listing(20, 1, false, false).default_tokens(DEFAULT_PART), None);
-        // Texts of a default length get all of it.
+        // Texts of the default length may use the whole limit.
         assert_eq!(listing(20, 8, false, true).default_tokens(1), Some((64 << 20) / 128 / 21 / 16));
         // Echoed prompts leave less.
         let echoed = Listing { echoed: 24_966 - 10, ..listing(20, 1, true, true) };

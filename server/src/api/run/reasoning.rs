@@ -192,7 +192,7 @@ mod tests {
         assert_eq!(splitter.push(" \n").answer, " \n");
     }
 
-    /// Its bytes were counted inside reasoning, and its characters before it.
+    /// The limit counts characters and not bytes, both inside reasoning and before it.
     #[test]
     fn white_space_is_held_back_by_its_characters() {
         let wide = "\u{3000}".repeat(MAX_HELD);

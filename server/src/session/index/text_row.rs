@@ -327,7 +327,7 @@ mod tests {
                 drop(TextRow::parse(&changed).and_then(|row| row.added()));
             }
         }
-        // A row has too many messages to be read into memory.
+        // A row with too many messages to read into memory is refused.
         let mut many = EncodedText::new(&AddedText::default()).row(None);
         many.resize(many.len() + MOST_MESSAGES, 3 << KIND);
         assert_eq!(TextRow::parse(&many).unwrap().added_messages().unwrap().len(), MOST_MESSAGES);

@@ -64,8 +64,8 @@ async fn turn(store: &Store, owner: Owner, id: &SessionId) -> VersionId {
     version
 }
 
-/// Creates three sessions in a folder: one of Ann with turns, not all of whose snapshots are kept, one of Bob, and a
-/// fork of the first.
+/// Creates three sessions in a folder: one of Ann with several turns, of which not all snapshots are kept, one of Bob,
+/// and a fork of the first.
 async fn fill(folder: &Path) -> Vec<(Owner, SessionId)> {
     let options = StoreOptions { keep_versions: 2, ..StoreOptions::new(Location::Folder(folder.to_owned())) };
     let store = Store::open(options, codec()).await.expect("a store");
@@ -305,7 +305,7 @@ async fn an_object_that_a_sweep_has_claimed_delays_an_import_and_does_not_preven
     assert_eq!((sessions, skipped.len()), (0, 3));
     assert!(skipped.iter().all(|line| line.contains("is being removed")), "{skipped:?}");
     assert!(shared.objects.list(None).next().await.is_none(), "nothing is written for them");
-    // Another sweep finds them again.
+    // An hour later, another sweep claims them again.
     let hour_ago = "UPDATE versions SET time = time - 3600000 WHERE owner = ''";
     shared.schema.execute(hour_ago).await;
     assert_eq!(index.orphans(ids.clone()).await.expect("claimed").len(), ids.len());

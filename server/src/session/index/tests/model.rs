@@ -1,4 +1,4 @@
-//! A model of an index on plain lists: everything is looked up where it is, and nothing is counted in advance.
+//! A model of an index on plain lists. It computes every answer from the lists and keeps no counts.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -198,7 +198,7 @@ fn an_owner_keeps_the_streams_that_ended_last() {
         assert!(gone(&all).await.is_empty());
         one.keep_stream(OWNER, "ends", NOW * 4).await.expect("it is kept");
         assert_eq!(gone(&all).await, ["1"]);
-        // Once more, as after a lost answer; and a stream that does not exist.
+        // The same call again, as after a lost answer, and a call for a stream that does not exist.
         one.keep_stream(OWNER, "ends", NOW * 4).await.expect("nothing is kept");
         one.keep_stream(OWNER, "none", NOW * 4).await.expect("nothing is kept");
         assert_eq!(gone(&all).await, ["1"]);

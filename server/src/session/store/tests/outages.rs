@@ -96,7 +96,7 @@ fn without_the_index_turns_fail_and_leave_nothing() {
     });
 }
 
-/// A listing that failed used to count as "there are objects", and neither question was asked again.
+/// A failed listing must not count as "there are objects": it is retried.
 #[test]
 fn whether_objects_exist_is_asked_again_after_a_failure_and_a_lasting_one_is_an_error() {
     crate::sync::block_on(async {

@@ -1,4 +1,4 @@
-//! Servers that are wrongly taken for dead: another server has their streams.
+//! Tests servers that are wrongly considered dead, so that another server has taken over their streams.
 
 use super::*;
 use crate::session::Owner;

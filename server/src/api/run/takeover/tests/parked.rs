@@ -13,8 +13,8 @@ async fn objects(cluster: &Cluster) -> Vec<object_store::path::Path> {
     cluster.objects.list(None).map(|object| object.unwrap().location).collect().await
 }
 
-/// Begins a stream, and shuts the server down once the client has some of it. Returns the stream's id and the events
-/// that the client has, which are all that the server had when it stopped.
+/// Begins a stream, and shuts the server down once the client has received some of it. Returns the stream's id and the
+/// events that the client has received, which are all that the server had when it stopped.
 async fn left(server: &Server, path: &str, body: &Value) -> (String, Vec<String>) {
     let (_, id, _, mut stream) = server.stream(path, body).await;
     let mut begun = String::new();
@@ -72,7 +72,7 @@ async fn a_parked_turn_goes_on_where_it_was_with_the_same_events() {
         assert_eq!(fourth.rest(&id, None).await, all, "{name}");
         assert_eq!(objects(&cluster).await.len(), 1, "{name}: that of the version");
     }
-    // The short texts may have ended before.
+    // The short texts may have ended before the shutdown.
     assert!(parked.len() >= 4 && twice >= 2.0, "{parked:?} were parked, and {twice} twice");
 }
 
