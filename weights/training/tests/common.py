@@ -1,4 +1,4 @@
-"""What the tests share: one thread, a tiny model, and a data folder made of a few generated sentences."""
+"""What the tests share: one thread, a tiny model, and a data folder made from a few generated sentences."""
 
 import dataclasses
 import random
@@ -32,7 +32,7 @@ def story(rng: random.Random) -> str:
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory) -> Path:
-    """What `prepare` writes, for 150 training stories and 10 validation stories."""
+    """A folder that `prepare` wrote, from 150 training stories and 10 validation stories."""
     at = tmp_path_factory.mktemp("data")
     rng = random.Random(3)
     for name, count in (("train.txt", 150), ("valid.txt", 10)):
@@ -43,7 +43,7 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def run_config():
-    """A run of a few steps; keywords change `[train]`."""
+    """A function that makes a run of a few steps; keywords change `[train]`."""
 
     def make(**changes) -> RunConfig:
         train = TrainConfig(lanes=2, segment=32, steps=8, warmup=2, lr=1e-3, chunk=16, precision="f32", eval_every=4,

@@ -1,4 +1,4 @@
-"""Run files: what is unknown is refused, and overrides are TOML."""
+"""Tests of run files: unknown keys are refused, and overrides are TOML."""
 
 from pathlib import Path
 

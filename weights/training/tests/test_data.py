@@ -46,7 +46,7 @@ def test_lanes_cover_the_stream(size, count, segment):
         assert starts.any() == (i == 0)
         seen.append(ids)
     seen = np.sort(np.concatenate(seen, axis=1).ravel())
-    # Each once, none left out but an end too short for a segment in every lane.
+    # Each token is read once, except for an end of each lane that is too short for a segment.
     assert (seen == np.arange(1, seen.size + 1)).all()
     assert size - seen.size <= count * segment + 1
     # A lane continues where it stopped, and the next epoch begins again.

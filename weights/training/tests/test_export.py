@@ -19,7 +19,7 @@ from tidegate_training.data import EOT_ID, documents
 from tidegate_training.model import parameters
 from tidegate_training.train import Trainer
 
-# The keys that `tidegate-model` is given; it refuses any other.
+# The keys that `tidegate-model` accepts; it refuses any other.
 KEYS = """model_type architectures vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads head_dim
 hidden_act rms_norm_eps tie_word_embeddings attention feature_map gate proj_dim denominator_eps output_norm conv_kernel
 position_embedding rope_theta bos_token_id eos_token_id torch_dtype""".split()
@@ -110,7 +110,7 @@ def test_a_run_is_exported_with_its_card(folder, tmp_path, run_config):
 
 
 def test_the_card_claims_nothing_that_nobody_said(folder, tmp_path, run_config):
-    """It stamped "MIT or Apache-2.0" and "English stories" on every model, and a licence on every folder called novels."""
+    """A card states no license, language or subject that the owner did not give."""
     cfg = run_config()
     cfg = dataclasses.replace(cfg, data=config.DataConfig(["novels/mine.txt", "/home/me/secret/b.txt"], [1, 2], held_out=0.1))
     text = card.write("m", cfg, 8, tmp_path / "log.jsonl", "f32", [("", "one")] * 3)

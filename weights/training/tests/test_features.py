@@ -1,4 +1,4 @@
-"""Feature maps as estimates: their kernels, FAVOR+ against exact softmax, and the random matrices."""
+"""Tests of feature maps as estimates: their kernels, FAVOR+ against exact softmax, and the random matrices."""
 
 import math
 
@@ -9,7 +9,7 @@ from tidegate_training import features
 
 
 def favor_error(proj_dim: int, seed: int, norms: str, dim: int = 16, length: int = 512) -> float:
-    """Mean absolute error against exact softmax attention, queries, keys and values all N(0, 1)."""
+    """Returns the mean absolute error against exact softmax attention; queries, keys and values are all N(0, 1)."""
     gen = torch.Generator().manual_seed(100 + seed)
     q, k, v = (torch.randn(1, 1, length, dim, generator=gen, dtype=torch.float64) for _ in range(3))
     w = features.orthogonal_matrices(1, proj_dim, dim, gen).double()
@@ -26,7 +26,7 @@ def favor_error(proj_dim: int, seed: int, norms: str, dim: int = 16, length: int
 def test_the_error_of_favor_falls_with_the_number_of_features(norms):
     at = [sum(favor_error(n, seed, norms) for seed in range(12)) / 12 for n in (64, 256, 1024)]
     assert at == sorted(at, reverse=True), at
-    # Norms of chi(d) are unbiased and heavy-tailed: they fall more slowly than those that are all the same.
+    # Norms that follow chi(d) are unbiased and heavy-tailed, so the error falls more slowly than with equal norms.
     assert at[2] < (0.75 if norms == "sqrt(d)" else 0.9) * at[0], at
     if norms == "sqrt(d)":
         assert 0.03 < at[0] < 0.06 and 0.02 < at[2] < 0.04, at
@@ -43,7 +43,7 @@ def test_rows_of_a_block_are_orthogonal_and_their_norms_chi():
     # E[chi^2] = d; the variance of the mean over 6,000 rows is 2 d / 6000.
     assert abs(w.square().sum(-1).mean().item() - 8) < 5 * math.sqrt(16 / 6000)
     assert w.norm(dim=-1).std() > 0.5
-    # Each number alone is N(0, 1), and the directions have no preference.
+    # Each entry by itself is N(0, 1), and no direction is preferred.
     assert abs(w.mean().item()) < 5 / math.sqrt(300 * 8) / math.sqrt(20) * 3
     assert abs(w.square().mean(dim=(0, 1)) - 1).max() < 0.15
 
@@ -61,7 +61,7 @@ def test_the_kernels_are_estimated_without_bias(name):
         t = math.acos((x * y).sum().item() / size)
         phi, want = features.arc_cosine_features, size * (math.sin(t) + (math.pi - t) * math.cos(t)) / (2 * math.pi)
     else:
-        # Not normalised: the softmax kernel itself, exp(x . y / sqrt(d)).
+        # The softmax kernel itself, exp(x . y / sqrt(d)), of vectors that are not normalized.
         phi = lambda z, w: features.favor_features(z, w, torch.zeros(1))
         want = math.exp((x * y).sum().item() / 6**0.5)
     products = (phi(x, w) * phi(y, w) * w.shape[1]).flatten()

@@ -1,4 +1,4 @@
-"""Every mistake in the use of the command line: one line that names it, exit status 2, and nothing written."""
+"""Mistakes on the command line: each gives one line that names it and exit status 2, and writes nothing."""
 
 import json
 import re
@@ -32,7 +32,7 @@ eval_every = 2
 
 @pytest.fixture
 def refused(capsys):
-    """Runs a command that must fail with one line, which it returns."""
+    """A function that runs a command which must fail with one line, and returns the line."""
 
     def run(*words) -> str:
         capsys.readouterr()
@@ -46,7 +46,7 @@ def refused(capsys):
 
 @pytest.fixture
 def toml(tmp_path):
-    """A configuration of a tiny run, with changes of its text."""
+    """A function that writes the configuration of a tiny run, with changes to its text."""
 
     def write(data: str = '[data]\ntrain = ["train.txt"]\n', model: str = MODEL, train: str = TRAIN):
         (tmp_path / "run.toml").write_text(model + data + train)
@@ -56,7 +56,7 @@ def toml(tmp_path):
 
 
 def test_a_configuration_without_texts(refused, toml, tmp_path, folder):
-    """It used to succeed with a stream of one token."""
+    """Without texts, a stream of a single token must not be written."""
     for data in ("", "[data]\ntrain = []\n"):
         line = refused("prepare", toml(data), "--texts", folder, "--data", tmp_path / "data")
         assert "data.train: must name at least one text file" in line
@@ -85,7 +85,7 @@ def test_texts_that_are_missing_empty_or_not_utf_8(refused, toml, tmp_path):
     assert re.search(r"train\.txt: must be UTF-8, found the byte 0xef at offset 2$", line), line
     line = refused("new", texts / "train.txt", "--out", tmp_path / "out")
     assert "train.txt: must be UTF-8" in line
-    # The same for a text that validates, and before anything is written.
+    # A validation text that is not UTF-8 is refused too, before anything is written.
     (texts / "good.txt").write_text("a good text")
     line = refused("prepare", toml('[data]\ntrain = ["good.txt"]\nvalid = { v = "train.txt" }\n'), "--texts", texts, "--data", data)
     assert "train.txt: must be UTF-8" in line
@@ -179,7 +179,7 @@ def test_folders_that_exist(refused, toml, tmp_path, folder, run_config):
         "export", "--run", tmp_path / "run", "--data", folder, "--out", other)
     assert "is a file" in refused("export", "--run", tmp_path / "run", "--data", folder, "--out", other / "mine")
     assert [path.name for path in other.iterdir()] == ["mine"]
-    # A run resumes in its own folder, which is no mistake.
+    # A folder that holds a run is accepted, so that it can resume; another model is refused there.
     assert "another model" in refused("train", toml(), "--data", folder, "--out", tmp_path / "run")
 
 
@@ -203,7 +203,7 @@ def test_a_tokenizer_of_another_model(refused, tmp_path, folder, run_config):
 
 
 def test_the_next_command_is_named(tmp_path, folder, toml, capsys):
-    """On stderr: stdout stays JSON."""
+    """The next command is printed to stderr, so that stdout stays JSON."""
     data, run, out = tmp_path / "data", tmp_path / "a run", tmp_path / "out"
     assert main(["prepare", str(toml()), "--texts", str(folder), "--data", str(data)]) == 0
     said = capsys.readouterr()

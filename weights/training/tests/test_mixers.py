@@ -1,4 +1,5 @@
-"""Every causal mixer's fast form against its step-by-step truth in f64: values, gradients, cuts and document starts."""
+"""Every causal mixer's fast form against its step-by-step reference in f64: values, gradients, segments and document
+starts."""
 
 import dataclasses
 
@@ -24,7 +25,7 @@ KINDS = {
 
 
 def mixer(kind: str):
-    """A mixer in f64 whose own tensors all have an effect."""
+    """Returns a mixer in f64 whose own tensors all have an effect."""
     torch.manual_seed(3)
     made = MIXERS[dataclasses.replace(BASE, **KINDS[kind]).attention](dataclasses.replace(BASE, **KINDS[kind])).double()
     with torch.no_grad():
@@ -45,7 +46,7 @@ def inputs(t: int, gate: bool, seed: int = 0):
 
 
 def truth_of_document(m, q, k, v, a):
-    """One document of one row from an empty past -> h, and the sums that it leaves (nothing for softmax)."""
+    """Reads one document of one row from an empty past -> h, and the sums that it leaves (none for softmax)."""
     cfg = m.cfg
     zeros = lambda *shape: q.new_zeros(*q.shape[:2], *shape)
     sums = (zeros(cfg.features, 7), zeros())
@@ -65,7 +66,7 @@ def truth_of_document(m, q, k, v, a):
 
 
 def truth(m, x, starts):
-    """Row by row, document by document."""
+    """Runs the reference row by row, document by document."""
     outs, states = [], []
     t = x["v"].shape[2]
     for row in range(2):
@@ -81,7 +82,7 @@ def truth(m, x, starts):
 
 
 def fast(m, x, starts, edges, chunk):
-    """Segment by segment, from `edges[0] = 0` to `edges[-1]`, the state carried."""
+    """Runs the fast form segment by segment, from `edges[0] = 0` to `edges[-1]`, with the state carried."""
     state = m.empty(2, "cpu")
     state = m.State(*(y.double() if y is not None and y.is_floating_point() else y for y in state.tuple()))
     outs = []
@@ -148,7 +149,7 @@ def test_no_state_equals_an_empty_state(kind, chunk):
 
 @torch.no_grad()
 def test_favor_survives_keys_that_overflow_without_a_maximum():
-    """Projections of 100 and more: their exponentials are infinite in f32."""
+    """The projections reach 100 and more, so their exponentials are infinite in f32."""
     gen = torch.Generator().manual_seed(5)
     rand = lambda *shape: torch.randn(*shape, generator=gen)
     w = features.orthogonal_matrices(1, 16, 8, gen)
@@ -159,7 +160,7 @@ def test_favor_survives_keys_that_overflow_without_a_maximum():
 
 
 def favor(q, k, v, a, w, chunk, dtype=torch.float32):
-    """The chunked form from an empty state."""
+    """Runs the chunked form from an empty state."""
     q, k, v, w = (x.to(dtype) for x in (q, k, v, w))
     b, h, _, d = q.shape
     state = (q.new_zeros(b, h, w.shape[1], d + 1), q.new_zeros(b, h), q.new_zeros(b, h))
@@ -172,7 +173,7 @@ def favor(q, k, v, a, w, chunk, dtype=torch.float32):
 @pytest.mark.parametrize("gate", [False, True])
 @torch.no_grad()
 def test_long_keys_do_not_kill_a_head(lengths, gate):
-    """All long, or one very long key among ordinary ones or before them: f32 reads what f64 reads."""
+    """f32 gives what f64 gives if all keys are long, or one is very long and comes before or among ordinary ones."""
     gen = torch.Generator().manual_seed(7)
     rand = lambda *shape: torch.randn(*shape, generator=gen, dtype=torch.float64)
     w = features.orthogonal_matrices(2, 128, 64, gen).double()
@@ -180,7 +181,7 @@ def test_long_keys_do_not_kill_a_head(lengths, gate):
     a = rand(1, 2, 90) if gate else None
     length = torch.tensor(lengths + lengths[-1:] * (90 - len(lengths)), dtype=torch.float64)
     k *= (length[:, None] / k.norm(dim=-1, keepdim=True))
-    # f64 with no maximum at all, a product of kernels; of the longest key it has 0.
+    # The reference in f64 uses no maximum at all, only products of kernels; there the features of the longest key are 0.
     none = torch.zeros(1, dtype=torch.float64)
     phi_q, phi_k = features.favor_features(q, w), features.favor_features(k, w, none)
     want, _ = naive.recurrent(phi_q, phi_k, v, a, (q.new_zeros(1, 2, 128, 65), q.new_zeros(1, 2)), 0.0)
@@ -196,7 +197,7 @@ def test_long_keys_do_not_kill_a_head(lengths, gate):
 @pytest.mark.parametrize("gate", [False, True])
 @pytest.mark.parametrize("form", ["naive", 1, 9, 64])
 def test_long_queries_and_keys_have_the_gradients_of_the_kernel(form, gate):
-    """Norms of 10 to 40, in f64 against products of kernels without any maximum."""
+    """Norms are 10 to 40; the reference is in f64, with products of kernels and without any maximum."""
     gen = torch.Generator().manual_seed(11)
     rand = lambda *shape: torch.randn(*shape, generator=gen, dtype=torch.float64)
     w = features.orthogonal_matrices(2, 24, 8, gen).double()
@@ -224,12 +225,12 @@ def test_long_queries_and_keys_have_the_gradients_of_the_kernel(form, gate):
 
 @torch.no_grad()
 def test_a_key_does_not_change_what_was_read_before_it():
-    """A key with features far above all others, in the same chunk as the queries before it."""
+    """A key whose features are far above all others is in the same chunk as the queries before it."""
     gen = torch.Generator().manual_seed(12)
     rand = lambda *shape: torch.randn(*shape, generator=gen)
     w = features.orthogonal_matrices(1, 32, 16, gen)
     q, k, v = rand(1, 1, 30, 16), 12 * rand(1, 1, 30, 16), rand(1, 1, 30, 16)
-    k[:, :, 20] = 0.0  # the logarithm of its feature is 0, that of a long key's is far below -100
+    k[:, :, 20] = 0.0  # log feature 0; a long key's is far below -100
     assert features.favor_relative(k, w)[1][0, 0, :20].max() < -100
     a, b = (favor(q[:, :, :n], k[:, :, :n], v[:, :, :n], None, w, 64)[0] for n in (20, 30))
     torch.testing.assert_close(b[:, :, :20], a)
@@ -251,7 +252,7 @@ def test_the_maximum_of_an_empty_state_has_no_effect(stored):
 @pytest.mark.parametrize("gate", [False, True])
 @torch.no_grad()
 def test_the_scale_of_sigma_does_not_change_the_arc_cosine(gate):
-    """c is the same whatever sigma is, the kernel is not: a floor by c would be in the way."""
+    """c does not depend on sigma but the kernel does, so a floor on denominators in units of c would change the result."""
     m = mixer("arc-cosine" if gate else "arc-cosine-no-gate")
     x, none = inputs(40, gate), torch.zeros(2, 40, dtype=torch.bool)
     forms = lambda: [truth(m, x, none)[0], *(fast(m, x, none, [0, 40], chunk)[0] for chunk in (1, 8))]
@@ -263,7 +264,7 @@ def test_the_scale_of_sigma_does_not_change_the_arc_cosine(gate):
 
 @torch.no_grad()
 def test_a_denominator_of_0_gives_0_in_all_forms():
-    """Keys whose projections are all negative have no arc-cosine features; gates that are shut take nothing in."""
+    """Keys whose projections are all negative have no arc-cosine features; closed gates let nothing in."""
     gen = torch.Generator().manual_seed(2)
     q, k, v = (torch.rand(1, 1, 9, 4, generator=gen, dtype=torch.float64) for _ in range(3))
     w = torch.rand(1, 3, 4, generator=gen, dtype=torch.float64)
@@ -296,7 +297,7 @@ def test_softmax_with_a_wide_window_attends_to_all_tokens():
 
 @torch.no_grad()
 def test_hybrid_counts_each_token_once():
-    """With a far part of weight zero the window alone is left; with values of one, any weights average to one."""
+    """With a far weight of zero only the window is left; with values of one, any weights average to one."""
     m = mixer("hybrid")
     x = inputs(40, gate=True)
     none = torch.zeros(2, 40, dtype=torch.bool)

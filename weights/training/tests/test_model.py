@@ -1,4 +1,4 @@
-"""The decoder: carried states, document boundaries, gradients."""
+"""Tests of the decoder: carried states, document boundaries, gradients."""
 
 import pytest
 import torch
@@ -56,7 +56,7 @@ def test_documents_in_one_stream_equal_separate_runs(kind, cuts):
     model, x = decoder(**KINDS[kind]), ids(70, rows=1)
     starts = torch.zeros(1, 70, dtype=torch.bool)
     starts[0, cuts] = True
-    # The text before the first start continues a state; it must not reach what follows.
+    # The text before the first start continues a state, which must not reach what follows.
     _, before = model(ids(20, rows=1, seed=9), model.new_state(1))
     at = torch.arange(70)
     at = torch.where(at < cuts[0], at + 20, at - torch.tensor([max([c for c in cuts if c <= i], default=0) for i in range(70)]))
@@ -121,7 +121,7 @@ def test_fresh_weights_learn_from_the_first_step():
 @torch.no_grad()
 def test_the_state_does_not_grow(kind):
     model = decoder(**KINDS[kind])
-    # Neither a window's number of tokens nor what is absent is a number that a text leaves.
+    # The count of tokens in a window and absent parts are not values that a text leaves.
     size = lambda state: sum(x.numel() for s in state for x in s.tuple() if x is not None and x.is_floating_point())
     for length in (10, 500):
         _, state = model(ids(length, rows=1), model.new_state(1))

@@ -1,4 +1,4 @@
-"""`tidegate-train new`: a size that fits the text and the time, and a model from one command."""
+"""Tests of `tidegate-train new`: a size that fits the text and the time, and a model from one command."""
 
 import json
 import random
@@ -16,7 +16,7 @@ EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "sonnets.txt"
 
 
 def plan(text_bytes: int, seconds: float, speed: float = 1e11) -> new.Plan:
-    """A machine that computes `speed` parameters times tokens a second."""
+    """Plans for a machine that computes `speed` parameters times tokens per second."""
     step = 4096
     return new.choose(4096, text_bytes, text_bytes // 4, step, seconds, lambda model: new.counted(model) * step / speed)
 
@@ -90,7 +90,7 @@ def test_one_command_makes_a_model(tmp_path, capsys):
         assert main(["new", str(EXAMPLE), "--out", str(out), *words]) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert message in line
-    # A text that cannot be prepared replaces nothing.
+    # If a text cannot be prepared, nothing is replaced.
     (tmp_path / "short.txt").write_text("Too short.")
     before = {path: path.read_bytes() for path in work.rglob("*") if path.is_file()}
     assert main(["new", str(tmp_path / "short.txt"), "--out", str(out), *words, "--force"]) == 2

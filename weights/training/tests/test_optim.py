@@ -1,4 +1,4 @@
-"""Muon against PyTorch's, on many matrices at once, and shared between processes."""
+"""Muon against PyTorch's, on many matrices at once, and with its work shared between processes."""
 
 import pytest
 import torch
@@ -41,7 +41,7 @@ def test_steps_are_those_of_pytorch_but_for_its_bf16(shape):
 
 
 class Share:
-    """One of two processes, and what the other has computed."""
+    """A stand-in for one of two processes, with what the other process computed."""
 
     size = 2
 

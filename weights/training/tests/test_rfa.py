@@ -1,4 +1,4 @@
-"""The chunked form against the step-by-step truth, values and gradients, in f64."""
+"""The chunked form against the step-by-step reference, values and gradients, in f64."""
 
 import pytest
 import torch
@@ -10,13 +10,14 @@ EPS = 0.02
 
 
 def inputs(seed: int, b: int, h: int, t: int, proj: int, d: int, gate: bool, sharp: float = 3.0):
-    """Leaves in f64: unit q and k, v, random vectors, gate logits with a deviation of `sharp`, a carried state."""
+    """Returns leaves in f64: q, k, v, random vectors, gate logits with a standard deviation of `sharp`, an empty carried
+    state."""
     gen = torch.Generator().manual_seed(seed)
     rand = lambda *shape: torch.randn(*shape, generator=gen, dtype=torch.float64)
     leaves = {"q": rand(b, h, t, d), "k": rand(b, h, t, d), "v": rand(b, h, t, d), "w": rand(h, proj, d)}
     if gate:
         leaves["a"] = sharp * rand(b, h, t)
-    # A state that some text has left: c is its weight, z sums features under that weight.
+    # The carried state, empty until `warm` fills it: c is the weight of a text, and z sums features with that weight.
     leaves["s"] = torch.zeros(b, h, 2 * proj, d + 1, dtype=torch.float64)
     leaves["c"] = torch.zeros(b, h, dtype=torch.float64)
     for x in leaves.values():
@@ -29,13 +30,13 @@ def features(x):
 
 
 def documents(starts, t: int):
-    """(from, to, whether it begins a document) of the pieces of one row."""
+    """Returns (from, to, whether it begins a document) for each piece of a row."""
     cuts = sorted({0, t} | {i for i in range(t) if starts is not None and starts[i]})
     return [(i, j, starts is not None and bool(starts[i])) for i, j in zip(cuts, cuts[1:])]
 
 
 def truth(x, starts=None):
-    """`naive.recurrent`, row by row, the state zeroed by hand at each start."""
+    """Runs `naive.recurrent` row by row; the state is zeroed by hand at each start."""
     phi_q, phi_k = features(x)
     outs, states = [], []
     for row in range(x["v"].shape[0]):
@@ -58,7 +59,7 @@ def fast(x, chunk: int, starts=None):
 
 
 def warm(x, other):
-    """Gives `x` the state that `other`'s text leaves."""
+    """Gives `x` the state that the text of `other` leaves."""
     with torch.no_grad():
         _, (s, c) = truth(other)
         x["s"].copy_(s)
@@ -96,7 +97,7 @@ def test_gradients_agree(gate, with_starts):
 
 
 def test_products_in_bf16_stay_near_those_in_f32():
-    """Values and gradients; sums, weights and denominators stay in f32, so the difference is that of single products."""
+    """Values and gradients; sums, weights and denominators stay in f32, so only single products differ."""
     x = {n: y.detach().float().requires_grad_() for n, y in inputs(7, 2, 2, 130, 64, 32, True).items()}
     starts = torch.zeros(2, 130, dtype=torch.bool)
     starts[0, 70] = True

@@ -1,4 +1,4 @@
-"""The encoder-decoder: its forms agree, padding changes nothing, what cannot be is refused by name."""
+"""Tests of the encoder-decoder: its forms agree, padding changes nothing, impossible settings are refused by name."""
 
 import dataclasses
 import json
@@ -18,7 +18,7 @@ EACH = pytest.mark.parametrize("cfg", seq2seq_fixture.CASES.values(), ids=seq2se
 
 
 def model(cfg: Seq2SeqConfig, seed: int = 0, **changes) -> Seq2Seq:
-    """A random model in which every tensor has an effect."""
+    """Returns a random model in which every tensor has an effect."""
     made = Seq2Seq(dataclasses.replace(cfg, **changes)).eval()
     randomise(made, torch.Generator().manual_seed(seed))
     return made
@@ -44,7 +44,7 @@ def test_step_by_step_equals_teacher_forcing(cfg):
 
 
 def plain_kernel(feature_map: str, q: torch.Tensor, k: torch.Tensor, w: torch.Tensor | None) -> torch.Tensor:
-    """The similarity of two vectors (d). w: (proj_dim, d), none for elu"""
+    """Returns the similarity of two vectors (d). w: (proj_dim, d), None for elu"""
     if feature_map == "elu":
         return ((F.elu(q) + 1) * (F.elu(k) + 1)).sum()
     q, k = (x / (x.norm() + 1e-3) for x in (q, k))
@@ -53,7 +53,7 @@ def plain_kernel(feature_map: str, q: torch.Tensor, k: torch.Tensor, w: torch.Te
 
 @EACH
 def test_cross_attention_agrees_with_a_plain_loop(cfg):
-    """Values and gradients, in f64; denominators are the naive sums, of gaussian features with the floor of the contract."""
+    """Values and gradients, in f64; denominators are plain sums, with a floor for gaussian features."""
     h, d, m, t = cfg.num_attention_heads, cfg.head_dim, 6, 4
     torch.manual_seed(3)
     # A floor that clamps some gaussian denominators, and would clamp all others if it applied to them.
@@ -106,7 +106,7 @@ def test_padding_changes_nothing(cfg):
         labels[row, t:] = IGNORED
     losses = [m(source[r : r + 1, :s], None, target[r : r + 1, :t], labels[r : r + 1, :t], 0.1) for r, (s, t) in enumerate(lengths)]
     torch.testing.assert_close(m(source, mask, target, labels, 0.1), sum(losses))
-    source[0, 5:] = 3  # what stands in padding is of no consequence
+    source[0, 5:] = 3  # the ids in padding have no effect
     torch.testing.assert_close(m(source, mask, target), together, rtol=1e-4, atol=1e-5)
     for row, (s, _) in enumerate(lengths):
         assert m.greedy(source, mask, 6, 0)[row] == m.greedy(source[row : row + 1, :s], None, 6, 0)[0]
@@ -158,7 +158,7 @@ def test_the_state_is_counted():
     m = model(RFA)
     state = m.begin(ids(1, 5))
     numbers = sum(x.numel() for kept in (*state.own, *state.cross) for x in (kept.s, kept.c))
-    # c of the source is the same in all heads, and each head's own in the contract of states.
+    # The tensors hold one c per source for all heads; `state_numbers` counts one per head.
     assert RFA.state_numbers == numbers + RFA.num_hidden_layers * (RFA.num_attention_heads - 1) + 1  # and the source's tokens
     state = model(SOFTMAX).begin(ids(1, SOFTMAX.max_source_positions))
     assert SOFTMAX.state_numbers == sum(x.numel() for layer in (*state.own, *state.cross) for x in (layer.k, layer.v)) + 1

@@ -1,4 +1,4 @@
-"""The form of training texts: case, paragraphs, pieces and kinds."""
+"""Tests of the form of training texts: case, paragraphs, pieces and kinds."""
 
 import numpy as np
 import pytest

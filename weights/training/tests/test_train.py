@@ -1,4 +1,4 @@
-"""The training loop: it learns, resumes to the bit, and stops on a loss that is none or a tensor that does not learn."""
+"""The training loop: it learns, resumes to the bit, and stops if the loss diverges or a tensor does not learn."""
 
 import dataclasses
 import hashlib
@@ -35,7 +35,7 @@ def test_a_killed_run_resumes_with_the_same_losses(folder, tmp_path, run_config,
     whole = run_config(save_every=3, **changes)
     scores = Trainer(whole, folder, tmp_path / "whole", "cpu").run()
 
-    # The kill comes two steps after the last save, and those two are in the log already.
+    # The kill comes two steps after the last save, when those two steps are already in the log.
     killed = Trainer(whole, folder, tmp_path / "killed", "cpu")
     save = killed.save
     killed.save = lambda: save() if killed.step == 3 else None
@@ -72,7 +72,7 @@ def test_two_processes_resume_the_run_of_one_and_share_its_lanes(folder, tmp_pat
     a, b = (torch.load(tmp_path / name / "state.pt", weights_only=True) for name in ("one", "both"))
     assert a["step"] == b["step"] == 8
     for x, y in zip(a["state"], b["state"], strict=True):
-        # The optimiser magnifies the differences of rounding; those between lanes are far greater.
+        # The optimizer magnifies rounding differences, but the differences between lanes are far larger.
         torch.testing.assert_close(x, y, rtol=0.02, atol=0.02)
         assert (x[0][0] - x[0][1]).abs().max() > 0.1
 
@@ -174,7 +174,7 @@ def test_a_run_of_other_data_is_refused(folder, tmp_path, run_config):
         file.write(b"\0\0")
     with pytest.raises(ValueError, match="other data"):
         Trainer(run_config(), other, tmp_path / "run", "cpu")
-    # A run of a version that kept no record of its data goes on.
+    # A run without a record of its data resumes.
     blob = torch.load(tmp_path / "run" / "state.pt", weights_only=True)
     del blob["data"]
     torch.save(blob, tmp_path / "run" / "state.pt")
@@ -220,7 +220,7 @@ def test_steps_whose_gradient_is_not_finite_are_left_out(folder, tmp_path, run_c
     assert trainer.step == 2 + LEFT_OUT
     assert all(torch.equal(p, before[name]) for name, p in trainer.model.named_parameters())
 
-    # The next good step is taken.
+    # The next step with a finite gradient is taken.
     spoilt.remove()
     trainer.train_step()
     after = weights(trainer)
@@ -234,7 +234,8 @@ def test_steps_whose_gradient_is_not_finite_are_left_out(folder, tmp_path, run_c
 
 
 def test_a_tensor_without_a_gradient_stops_the_run(folder, tmp_path, run_config, monkeypatch):
-    """Compiled for a GPU, the Gaussian features once gave queries, keys and sigma no gradient, and the loss fell all the same."""
+    """The loss may fall although a tensor gets no gradient, as when compiled Gaussian features gave none to q, k and
+    sigma."""
     whole = features.gaussian_features
     monkeypatch.setattr(features, "gaussian_features", lambda x, w: whole(x, w).detach())
     trainer = Trainer(run_config(steps=40), folder, tmp_path, "cpu")
@@ -330,14 +331,14 @@ def test_weights_of_another_model_or_vocabulary_are_refused(folder, tmp_path, ru
     with pytest.raises(ValueError, match=re.escape("model.conv_kernel (4, now 0)")):
         Trainer(other, folder, tmp_path / "second", "cpu", tmp_path / "model")
     tokenizer = json.loads((tmp_path / "model/tokenizer.json").read_text())
-    (tmp_path / "model/tokenizer.json").write_text(json.dumps(tokenizer))  # the same in another form
+    (tmp_path / "model/tokenizer.json").write_text(json.dumps(tokenizer))  # the same content, formatted differently
     with pytest.raises(ValueError, match="another tokenizer"):
         Trainer(run_config(), folder, tmp_path / "second", "cpu", tmp_path / "model")
     assert not (tmp_path / "second").exists()
 
 
 def test_segments_without_a_carried_state_do_not_depend_on_it(folder, tmp_path, run_config):
-    """Rows are read alone whatever the state holds; with the state carried they are not."""
+    """Without a carried state, rows are read alone whatever the state holds; with one, they depend on it."""
     for carried in (False, True):
         trainer = Trainer(run_config(carry_state=carried, lanes=1), folder, tmp_path / str(carried), "cpu")
         for state in trainer.state:

@@ -40,7 +40,7 @@ GENERATION = {"bos_token_id": EOT_ID, "eos_token_id": EOT_ID, "do_sample": True,
               "min_p": sample.MIN_P, "repetition_penalty": sample.REPETITION_PENALTY}
 # Greedy decoding, with which BLEU is measured.
 GENERATION_SEQ2SEQ = {"bos_token_id": EOT_ID, "eos_token_id": EOT_ID, "do_sample": False, "temperature": 0.0}
-# A story model knows no roles: each message of a chat is a paragraph, and the answer is the next paragraph.
+# A story model has no chat roles: each message of a chat is a paragraph, and the answer is the next paragraph.
 CHAT_TEMPLATE = ("{% for message in messages %}{{ message['content'] | trim }}"
                  "{% if not loop.last or add_generation_prompt %}{{ '\\n\\n' }}{% endif %}{% endfor %}")
 

@@ -91,7 +91,7 @@ def favor_relative(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
 
     The largest feature of every vector is therefore sqrt(1/D), however long the vector is. The maximum is taken over whole
     exponents. Published FAVOR+ takes it over W y alone, which for a long key is far above its exponents: the key's features
-    vanish, and so do those of all keys that share the maximum. For that reason it adds 1e-6 to each feature.
+    vanish, and so do those of all keys that share the maximum. For that reason FAVOR+ adds 1e-6 to each feature.
     """
     u, half = favor_exponents(x, w)
     largest = u.detach().amax(-1, keepdim=True)

@@ -18,8 +18,8 @@ llama.cpp's `convert_hf_to_gguf.py --outtype f32` for that folder. The converter
 published vocabulary encodes one test text, so for this vocabulary `get_vocab_base_pre` must be made to return `olmo`, as
 for GPT-NeoX's.
 
-`python -m tidegate_training.mamba2_fixture` rewrites all other files in `model/tests`. It needs `pip install
-'transformers>=5.23'`, which nothing else does.
+`python -m tidegate_training.mamba2_fixture` rewrites both folders in `model/tests`, except for `llamacpp.gguf`. It needs
+`pip install 'transformers>=5.23'`, which nothing else does.
 """
 
 from __future__ import annotations

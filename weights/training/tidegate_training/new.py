@@ -201,7 +201,7 @@ def new(asked: Request, say: Callable[[str], None] = print) -> Written:
             shutil.rmtree(work)
         prepared.rename(work)
     data, place = work / "data", work / "run"
-    # The measurements took time, so the steps are counted again, unless the length of the text sets them.
+    # The measurements took time, so the number of steps is computed again, unless the length of the text sets them.
     steps = plan.steps if plan.passes else max(MIN_STEPS, int(remaining() / plan.seconds_a_step))
     every = max(1, steps // 10)
     train = dataclasses.replace(train, steps=steps, warmup=min(200, max(1, steps // 10)), eval_every=every, save_every=every)

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-# Longer than a run is ever paused.
+# Longer than a run is expected to be paused.
 PATIENCE = datetime.timedelta(days=30)
 
 

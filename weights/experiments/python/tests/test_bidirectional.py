@@ -1,4 +1,4 @@
-"""Each attention that looks both ways against its plain form, with padding; its cost; and the encoder around it."""
+"""Each bidirectional attention against its plain form, with padding; its cost; and the encoder around it."""
 
 import dataclasses
 
@@ -19,7 +19,7 @@ B, H, D = 2, 2, 4
 
 
 def inputs(cfg: bi.MixerConfig, queries: int, keys: int, dtype=torch.float64):
-    """Leaves q, k, v and the random numbers of `cfg`."""
+    """Returns leaves q, k, v and the random numbers of `cfg`."""
     gen = torch.Generator().manual_seed(queries * 100 + keys)
     rand = lambda *shape: torch.randn(*shape, generator=gen, dtype=torch.float64).to(dtype)
     x = {"q": rand(B, H, queries, D), "k": rand(B, H, keys, D), "v": rand(B, H, keys, D)}
@@ -39,7 +39,7 @@ def inputs(cfg: bi.MixerConfig, queries: int, keys: int, dtype=torch.float64):
 
 
 def masks(queries: int, keys: int, same: bool):
-    """Padding in row 1 only; of self-attention one mask, of cross attention two."""
+    """Returns masks with padding in row 1 only: one mask for self attention, two for cross attention."""
     query, key = torch.ones(B, queries, dtype=torch.bool), torch.ones(B, keys, dtype=torch.bool)
     query[1, -3:] = False
     key[1, -3:] = False
@@ -49,7 +49,7 @@ def masks(queries: int, keys: int, same: bool):
 
 
 def plain(cfg: bi.MixerConfig, x: dict, random: bi.Random, query, key):
-    """`plain_attend` of each row and head, without the padding: (all real queries of all rows and heads, d)"""
+    """Runs `plain_attend` for each row and head, without the padding: (all real queries of all rows and heads, d)."""
     out = []
     for i in range(B):
         for j in range(H):
@@ -107,10 +107,10 @@ def test_padding_has_no_effect(cfg):
 
 
 def saved_numbers(cfg: bi.MixerConfig, tokens: int) -> int:
-    """Numbers kept for the backward pass of one sequence."""
+    """Returns how many numbers are kept for the backward pass of one sequence."""
     mixer = bi.Mixer(cfg, 1, 4)
     q, k, v = (torch.randn(1, 1, tokens, 4, requires_grad=True) for _ in range(3))
-    seen = {}  # holds them, so that no memory is given out twice
+    seen = {}  # keeps the tensors alive, so that no memory is reused
 
     def pack(t):
         seen.setdefault(t.untyped_storage().data_ptr(), t)
@@ -151,11 +151,11 @@ def test_padding_does_not_change_a_class(cfg):
     mask = torch.ones(2, 30, dtype=torch.bool)
     mask[1, 21:] = False
     got = model(ids.masked_fill(~mask, 0), mask)
-    if cfg.attention != "ra":  # its samples are as many as its queries, so another length has others
+    if cfg.attention != "ra":  # ra draws a sample per query, so another length changes them
         torch.testing.assert_close(got[1:], model(ids[1:, :21]), rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(got[:1], model(ids[:1]), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(got, model(ids.masked_fill(~mask, 7), mask), rtol=1e-5, atol=1e-6)
-    # Order counts: the tokens have positions.
+    # The order matters, because the tokens have positions.
     assert (model(ids.flip(1)) - model(ids)).abs().max() > 1e-3
 
 
@@ -182,7 +182,7 @@ def test_every_parameter_has_a_gradient(cfg):
 
 @torch.no_grad()
 def test_long_keys_do_not_make_favor_blind():
-    """All real keys long, padding beside them: f32 reads what f64 reads without a maximum."""
+    """f32 gives what f64 gives without a maximum, if all real keys are long and there is padding beside them."""
     gen = torch.Generator().manual_seed(9)
     rand = lambda *shape: torch.randn(*shape, generator=gen, dtype=torch.float64)
     cfg = bi.MixerConfig("rfa", "favor", proj_dim=128)

@@ -116,7 +116,7 @@ def trainer(run_config, folder, out, mixer="rfa-gate-stateful", seed=1, resets=0
 
 
 def test_each_seed_begins_elsewhere_in_the_text(folder, tmp_path, run_config):
-    """All seeds read the same tokens in the same order, so that their spread was too small."""
+    """If all seeds read the same tokens in the same order, the spread between them would be too small."""
     first = lambda mixer, seed: trainer(run_config, folder, tmp_path / f"{mixer} {seed}", mixer, seed).lanes.step(0)[0]
     one, two = first("rfa", 1), first("rfa", 2)
     assert not np.array_equal(one, two)
@@ -141,7 +141,7 @@ def test_a_reset_lane_reads_as_if_its_text_began(folder, tmp_path, run_config, m
     for lane in range(lanes):
         assert torch.allclose(got[lane], (fresh if gone[lane] else carried)[lane], atol=1e-6), (lane, gone)
     assert not torch.allclose(carried, fresh, atol=1e-3)
-    # Training resets before the step, and nothing without a probability.
+    # Training resets lanes before a step, and never if the probability is 0.
     calls = []
     made.reset_lanes = lambda: calls.append(made.step)
     made.train_step()
@@ -167,7 +167,7 @@ def test_a_fixed_sigma_stays_and_a_learned_one_moves(folder, tmp_path, run_confi
 
 @torch.no_grad()
 def blocks_by_hand(model, folder, context: int) -> float:
-    """Bits per byte of the validation text, block by block."""
+    """Returns the bits per byte of the validation text, computed block by block."""
     stream, total = np.fromfile(folder / "valid_stories.bin", dtype=np.uint16).astype(np.int64), 0.0
     count = (stream.size - 1) // context
     for i in range(count):
@@ -198,7 +198,7 @@ def test_runs_are_made_once_and_merged(folder, tmp_path, toml, capsys):
         assert [s["seed"] for s in row["seeds"]] == [1, 2] and row["seeds"][0]["loss"] != row["seeds"][1]["loss"]
         assert [step for step, _ in row["seeds"][0]["curve"]] == [2, 4]
         assert set(row["seeds"][0]) >= {"machine", "loss", "stream_loss"} and "settings" not in row and "command" not in row
-        # What was exported is what was measured.
+        # The exported checkpoint is the model that was measured.
         model, tok = export.load_folder(out / "checkpoints" / f"{row['mixer']}-1")
         got = export.evaluate_folder(out / "checkpoints" / f"{row['mixer']}-1", folder / "valid.txt")
         assert got["bits_per_byte"] == pytest.approx(row["seeds"][0]["stream_loss"], rel=1e-5)
@@ -286,7 +286,7 @@ def test_errors_take_one_line(folder, tmp_path, toml, capsys, arguments, says):
 
 
 def test_a_pool_is_not_judged(folder, tmp_path, toml):
-    """What is measured, in the curve and at the end, are the exported matrices."""
+    """The exported matrices are the ones that are measured, in the curve and at the end."""
     compare.compare(toml, folder, tmp_path / "out", ["rfa"], [1], 1, ["train.pool=3"])
     run = json.loads((tmp_path / "out" / "runs" / "rfa-1.json").read_text())
     model, _ = export.load_folder(tmp_path / "out" / "checkpoints" / "rfa-1")
@@ -323,7 +323,7 @@ def test_blocks_are_independent_texts(folder):
     total, count = 0.0, (stream.size - 1) // 16
     for i in range(count):
         piece = torch.from_numpy(stream[16 * i : 16 * i + 17].astype(np.int64))
-        # A mark inside a block empties the state too.
+        # A document mark inside a block empties the state too.
         cuts = sorted({0, 16} | {j for j in range(16) if piece[j] == data.EOT_ID})
         for a, b in zip(cuts, cuts[1:]):
             logits, _ = model(piece[None, a:b], model.new_state(1))

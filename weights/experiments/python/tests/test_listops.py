@@ -1,4 +1,5 @@
-"""ListOps: the evaluator against Python's own, the generator's promises, batches, and the experiment that reports on it."""
+"""ListOps: the evaluator against Python's own, the guarantees of the generator, batches, and the experiment with its
+report."""
 
 import dataclasses
 import json
@@ -49,7 +50,7 @@ def test_unknown_words_and_tokens_are_refused():
 
 
 def by_python(text: str) -> int:
-    """The value that Python's evaluator gives, with its own minimum, maximum, sum and median."""
+    """Returns the value that Python's `eval` gives, with Python's minimum, maximum, sum and median."""
     source = re.sub(r"\[(\w+)", r"\1((", text).replace("]", ")),")
     source = re.sub(r"(\d)", r"\1,", source).removesuffix(",")
     operators = {"MIN": min, "MAX": max, "SM": lambda x: sum(x) % 10, "MED": lambda x: int(statistics.median(x))}
@@ -104,7 +105,7 @@ def test_the_default_data_have_the_lengths_depths_and_classes_of_the_task():
     assert facts["sequences"] == 60 and sum(facts["class"].values()) == 60 and len(facts["class"]) == 10
     assert 500 <= facts["length"]["least"] < 700 and 1800 < facts["length"]["most"] <= 2000
     assert max(int(d) for d in facts["depth"]) == 10
-    # Reproducible, another seed is other data, and the parts share nothing.
+    # The data is reproducible, another seed gives other data, and the parts share nothing.
     same = cfg.generate("train")
     assert all(np.array_equal(a, b) for a, b in zip(train.tokens, same.tokens)) and (train.labels == same.labels).all()
     texts = lambda data: {t.tobytes() for t in data.tokens}
@@ -118,7 +119,7 @@ def test_baselines_are_learned_from_the_training_part():
                                               np.array([value(t) for t in texts]), listops.BEGIN)
     train = make("[MAX 9 1 ]", "[MAX 9 2 ]", "[MAX 3 1 ]", "[MIN 0 1 ]", "[MIN 0 3 ]", "[SM 9 0 ]")
     test = make("[MAX 9 5 ]", "[MIN 9 0 ]", "[SM 1 1 ]", "[MED 4 5 6 ]")
-    # [MAX 9 .. was 9 each time; [MIN 9 0 ] has the value 0 over its digits, as the MINs of training.
+    # In training, [MAX 9 .. was always 9; [MIN 9 0 ] has the value 0 over its digits, like the MINs of training.
     assert listops.baselines(train, test) == {"majority_class": 0.25, "first_operator": 0.5, "first_level": 0.5}
     train = make("[MAX 3 [MIN 9 9 ] ]", "[MAX 3 [MIN 9 8 ] ]", "[MAX 3 [MIN 9 8 ] ]", "[MAX 5 4 ]", "[MAX 5 1 ]", "[MAX [MIN 7 7 ] ]")
     test = make("[MAX 2 3 ]", "[MAX 1 3 [MIN 8 9 ] ]", "[MAX 5 0 ]", "[MAX [MIN 7 9 ] ]")
@@ -206,7 +207,7 @@ def test_the_command_resumes_and_reports(tiny, tmp_path, capsys, monkeypatch):
     assert '"majority_class"' in capsys.readouterr().out and not list(out.rglob(".*"))
 
     assert {s["machine"] for s in report["rows"][0]["seeds"]} and str(tmp_path) not in json.dumps(report)
-    first = "python -m tidegate_experiments listops tiny.toml --out out"  # rfa, seed 1, is what the first call has left
+    first = "python -m tidegate_experiments listops tiny.toml --out out"  # the first call made only rfa with seed 1
     assert sorted(report["command"].split("; ")) == [first, first + " --only softmax,rfa,lara --seeds 1,2"]
 
     capsys.readouterr()
@@ -245,7 +246,7 @@ def test_a_run_is_the_same_twice_and_mixers_see_the_same_batches(tiny, monkeypat
         order.append(seen[:12])
         seen.clear()
     assert order[0] == order[1] == order[2] != order[3]
-    # Twelve batches of eight are more than the 64 sequences: the second time through they come in another order.
+    # Twelve batches of eight are more than the 64 sequences; the second pass has another order.
     assert sorted(i for batch in order[0][:8] for i in batch) == list(range(64))
 
 
@@ -278,7 +279,7 @@ def test_the_shipped_configuration_has_the_lengths_and_depth_of_the_task():
     assert (exp.data.min_length, exp.data.max_length, exp.data.max_depth) == (500, 2000, 10)
     assert exp.train.mixers == ["softmax", "rfa", "lara"]
     assert exp.data.train_sequences >= exp.train.steps * exp.train.batch  # every sequence is seen at most once
-    # The maps with one feature a random vector have as many features as the one with two.
+    # Maps with one feature per random vector have as many features as the map with two.
     assert [classify.configured(exp, m).proj_dim for m in ("rfa", "favor", "rfa-arccos")] == [32, 64, 64]
 
 

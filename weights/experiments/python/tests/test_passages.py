@@ -1,4 +1,4 @@
-"""Passages: what they are cut from, the guesses they are compared with, and the experiment that reports on them."""
+"""Passages: what they are cut from, the baselines they are compared with, and the experiment that reports on them."""
 
 import dataclasses
 import json
@@ -39,7 +39,7 @@ warmup = 1
 
 @pytest.fixture
 def texts(tmp_path):
-    """Three books, each of its own letters, whose last fifth is in capitals."""
+    """Writes three books, each with its own letters and its last fifth in capitals."""
     book = lambda letters: (letters * 200)[:400] + (letters.upper() * 200)[:100]
     (tmp_path / "books.txt").write_text("\n<|endoftext|>\n".join(map(book, ("abc", "bcd", "éa"))), encoding="utf-8")
     return tmp_path
@@ -78,7 +78,7 @@ def test_pairs_of_bytes_tell_books_apart_and_one_class_does_not():
     test = make([b"abab", b"acac", b"caca", b"baba"], [0, 1, 1, 0])
     assert passages.byte_pairs(train, test, 2) == 1.0 and sequences.majority(train, test) == 0.5
     assert passages.byte_pairs(train, make([b"abab", b"acac"], [1, 1]), 2) == 0.5
-    # Pairs that no book has tell nothing, so the commoner book is answered.
+    # Pairs that occur in no book say nothing, so the answer is the more common book.
     assert passages.byte_pairs(train, make([b"zzzz"], [1]), 2) == 1.0
 
 

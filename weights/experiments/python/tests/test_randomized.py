@@ -1,4 +1,4 @@
-"""RA and LARA: the fast forms against the plain ones, unbiasedness, and the cases at LARA's two ends."""
+"""RA and LARA: the fast forms against the plain ones, unbiasedness, and the two special cases of LARA."""
 
 import pytest
 import torch
@@ -24,14 +24,15 @@ def uniform(seed: int, *shape: int) -> torch.Tensor:
 
 
 def masks(x: dict) -> tuple[torch.Tensor, torch.Tensor]:
-    """Row 0 is whole, row 1 has padding at its end among the queries, and among the keys in the middle too."""
+    """Returns masks: row 0 has no padding; row 1 has padding at the end of queries and keys, and a masked key in the
+    middle."""
     query, key = (torch.ones(x[n].shape[0], x[n].shape[2], dtype=torch.bool) for n in ("q", "k"))
     query[1, -2:], key[1, -2:], key[1, 2] = False, False, False
     return query, key
 
 
 def compare(x: dict, fast, plain) -> None:
-    """Values and gradients; `plain` is given (row, head) and answers for that row's real queries."""
+    """Compares values and gradients; `plain` gets (row, head) and returns the outputs of that row's real queries."""
     query, _ = masks(x)
     out, grads = [], []
     for form in ("fast", "plain"):
@@ -53,7 +54,7 @@ def compare(x: dict, fast, plain) -> None:
 
 
 def head(x: dict, i: int, j: int):
-    """q, k, v of a row's head without their padding."""
+    """Returns q, k and v of one head of a row, without padding."""
     query, key = masks(x)
     return x["q"][i, j][query[i]], x["k"][i, j][key[i]], x["v"][i, j][key[i]]
 
@@ -101,7 +102,7 @@ def test_padding_has_no_effect_and_no_gradient():
 
 
 def test_large_inputs_stay_finite():
-    # Exponents of several thousand: only logarithms of them may be formed.
+    # Exponents reach several thousand, so their exponentials must never be formed.
     x = inputs(10, queries=40, keys=50, d=16, size=40.0)
     noise = normal(11, 2, 2, 1, 8, 16)
     outs = [r.lara(x["q"], x["k"], x["v"], noise, w) for w in r.WEIGHTS]
@@ -121,19 +122,19 @@ def test_a_masked_key_is_never_chosen():
     assert r.choose_keys(q, k, torch.zeros(1, 1, 64), mask).max() == 0
 
 
-# The mean of many draws.
+# Tests of the mean of many draws.
 
 DRAWS = 40_000
 
 
 def one_head(d: int = 4):
-    """Three queries and six keys whose softmax is neither flat nor a single key; as a batch of one."""
+    """Returns three queries and six keys whose softmax is neither flat nor a single key, as a batch of one."""
     x = inputs(20, 1, 1, 3, 6, d, size=1.2)
     return tuple(x[n].detach() for n in "qkv")
 
 
 def deviation(draws: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """(mean - target) in standard errors. draws: (draws, 1, queries, d)"""
+    """Returns (mean - target) in standard errors. draws: (draws, 1, queries, d)"""
     return (draws.mean(0) - target) / (draws.std(0) / len(draws) ** 0.5)
 
 
@@ -145,14 +146,14 @@ def test_ra_is_unbiased_and_rfa_is_not():
     z = deviation(r.ra(many(q), many(k), many(v), uniform(21, 1, DRAWS, 1, 3), normal(22, 1, DRAWS, 1, 3, 4)), exact)
     assert z.abs().max() < 4 and 0.3 < z.square().mean() < 2.5, z
 
-    # RFA with positive features, 1 and 4 random vectors, fresh ones in every draw.
+    # RFA with positive features, 1 and 4 random vectors, drawn anew for every draw.
     for count in (1, 4):
         qs, ks = r.scale(many(q), many(k))
         w = normal(23, DRAWS, 1, count, 4)
         z = deviation(r.importance(qs, ks, many(v), w, torch.zeros(DRAWS, 1, count, 1)), exact)
         assert z.abs().max() > 20, (count, z)
 
-    # RFA with sine and cosine: its target is softmax over the products of the unit vectors.
+    # RFA with sine and cosine, whose target is softmax over the products of the unit vectors.
     qu, ku = features.unit(q), features.unit(k)
     kernel = torch.exp(-(qu.unsqueeze(-2) - ku.unsqueeze(-3)).square().sum(-1) / 2)
     target = torch.matmul(kernel, v)[0] / kernel.sum(-1, keepdim=True)[0]
@@ -167,8 +168,9 @@ def test_ra_is_unbiased_and_rfa_is_not():
 
 @pytest.mark.parametrize("weights", r.WEIGHTS)
 def test_lara_tends_to_softmax_as_samples_grow(weights):
-    # The keys of a segment lie about the reverse of its query, so that all proposals are one: every balance weight is 1/3,
-    # no query-specific weight is negative (and clamped), and these are as far from 1/3 as the queries are from one another.
+    # The keys of a segment are spread around the negative of its query, so that all proposals are equal. Then every balance
+    # weight is 1/3, no query-specific weight is negative (and clamped), and the query-specific weights differ from 1/3 as
+    # much as the queries differ from one another.
     q, _, v = one_head()
     q, spread = 0.6 * q, 0.4 * normal(25, 1, 1, 3, 4)
     k = torch.stack([0.3 + spread - q, 0.3 - spread - q], dim=-2).flatten(2, 3)
@@ -177,7 +179,7 @@ def test_lara_tends_to_softmax_as_samples_grow(weights):
     assert error[1] < 0.02 < error[0], error
 
 
-# LARA's two ends.
+# The two special cases of LARA.
 
 
 @pytest.mark.parametrize("samples", [1, 5, 32])
@@ -194,7 +196,7 @@ def test_lara_becomes_rfa_with_standard_proposals(samples):
 
 
 def test_lara_becomes_ra_with_a_proposal_for_each_query():
-    # As many proposals as queries, proposal c being query c's own mixture p_c, and alpha_nc = 1 where c = n, else 0.
+    # One proposal for each query: proposal c is the mixture p_c of query c, and alpha_nc = 1 where c = n, else 0.
     x = inputs(32)
     u, noise = uniform(33, 1, 2, 2, 7), normal(34, 1, 2, 2, 7, 4)
     q, k = r.scale(x["q"], x["k"])
@@ -207,7 +209,7 @@ def test_lara_becomes_ra_with_a_proposal_for_each_query():
 
 
 def test_lara_becomes_ra_with_the_mixture_of_one_query():
-    # All proposals equal to the mixture of the only query: the balance heuristic's weights are all equal.
+    # All proposals equal the mixture of the only query, so the weights of the balance heuristic are all equal.
     x = inputs(35, queries=1)
     u, noise = uniform(36, 6, 2, 2, 1), normal(37, 6, 2, 2, 1, 4)
     q, k = r.scale(x["q"], x["k"])
@@ -218,7 +220,10 @@ def test_lara_becomes_ra_with_the_mixture_of_one_query():
 
 
 def mixture(q, k, w):
-    """log of p_n(w_c) / N(w_c; 0, I), as the sum over keys of softmax(q.k) N(w; q + k, I): (..., samples, queries)"""
+    """Returns log(p_n(w_c) / N(w_c; 0, I)): (..., samples, queries).
+
+    p_n is the sum over keys of softmax(q.k) N(w; q + k, I).
+    """
     log_pi = torch.matmul(q, k.transpose(-1, -2)).log_softmax(-1)  # (..., queries, keys)
     means = (q.unsqueeze(-2) + k.unsqueeze(-3)).flatten(2, 3)
     each = r.log_xi(means, w).unflatten(-1, (q.shape[2], k.shape[2]))

@@ -1,4 +1,4 @@
-"""The recipe's variants: what each changes, how long it trains, and that runs are made once."""
+"""The recipe's variants: what each changes, how long it trains, and that each run is made only once."""
 
 import json
 import random
@@ -66,7 +66,7 @@ def test_a_text_in_two_parts_is_the_same_text(mixer):
     first, state = logits(made, ids[:, :23], made.new_state(2))
     last, _ = logits(made, ids[:, 23:], state)
     torch.testing.assert_close(torch.cat([first, last], 1), whole, rtol=1e-3, atol=1e-4)
-    # ... and the change has an effect now.
+    # The random parameters give the change an effect.
     plain = model("rfa")
     plain.load_state_dict(made.state_dict(), strict=False)
     assert (mixer == "rfa") == torch.allclose(logits(plain, ids, plain.new_state(2))[0], whole, rtol=1e-3, atol=1e-4)
@@ -123,7 +123,7 @@ def test_runs_are_made_once_and_reported(toml, tmp_path):
     before = kept.stat().st_mtime_ns
     assert main(["recipe", *arguments, "--out", str(tmp_path / "out"), "--seeds", "1"]) == 0
     assert kept.stat().st_mtime_ns == before
-    # Runs of other settings or of another variant are refused before anything is computed.
+    # Other settings, or another variant of the same name, are refused before anything is computed.
     for change in (["--set", "train.lr=0.5"], ["--set", "variants.dear={cost=3.0}"]):
         assert main(["recipe", *arguments, "--out", str(tmp_path / "out"), "--seeds", "2", *change]) == 2
     assert len(list((tmp_path / "out" / "runs").glob("*.json"))) == 3

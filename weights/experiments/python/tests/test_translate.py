@@ -46,7 +46,7 @@ save_every = 2
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A configuration, and what `prepare` makes of 120 pairs and 12 to test."""
+    """Returns a folder with a configuration, and what `prepare` makes of 120 training pairs and 12 test pairs."""
     at = tmp_path_factory.mktemp("pairs")
     rng = random.Random(5)
     for name, count in (("a", 120), ("b", 12)):
@@ -72,7 +72,7 @@ def test_tokens_of_both_sides(made):
     source, mask = pairs.sources(train, index)
     target, labels = pairs.targets(train, index, start=7)
     for row, i in enumerate(index):
-        # A source is what the server's tokenizer gives; a target begins with the start token and says its end.
+        # A source is the output of the server's tokenizer; a target begins with the start token and predicts its end.
         ids, own = tok.encode(texts[0][i]).ids, tok.encode(texts[1][i], add_special_tokens=False).ids
         assert ids[0] == 0 and source[row, : len(ids)].tolist() == ids and int(mask[row].sum()) == len(ids)
         assert target[row, : len(own) + 1].tolist() == [7, *own]
@@ -133,7 +133,7 @@ def test_it_learns_to_translate_word_by_word(made, tmp_path):
     before = translate.mean_loss(run.model, run.valid, 200)
     run.run()
     assert run.curve[-1][1] < before / 2
-    assert run.model.training  # measuring leaves it as it was
+    assert run.model.training  # measuring does not change the mode
 
 
 @pytest.mark.parametrize(("mixer", "bound", "features"), [
@@ -176,7 +176,7 @@ def test_runs_are_made_once_and_merged(made, tmp_path, capsys):
         assert [step for step, _ in seed["curve"]] == [3, 6] and row["bleu_signature"].startswith("nrefs:1")
         model, tok = export.load_folder(tmp_path / "checkpoints" / f"{row['mixer']}-1")
         assert row["parameters"] == sum(p.numel() for p in model.parameters()) and row["state_bytes"] == 4 * model.cfg.state_numbers
-        # What is served translates as what was measured.
+        # The exported checkpoint gives the same translations as the model that was measured.
         text, _, _ = translate.translations(model, pairs.read(at / "data", "test"), tok, 40)
         assert text == (tmp_path / "hypotheses" / f"{row['mixer']}-1.txt").read_text(encoding="utf-8").split("\n")[:-1]
     assert not (tmp_path / "work").exists() or not list((tmp_path / "work").iterdir())

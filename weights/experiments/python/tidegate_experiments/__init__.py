@@ -1,5 +1,5 @@
-"""Experiments on attention that no product code needs; `python -m tidegate_experiments --help`.
+"""Experiments on attention that no product code needs; see `python -m tidegate_experiments --help`.
 
-They import the trainer (`tidegate_training`); nothing there imports them. randomized -> bidirectional -> encoder;
-compare; sequences -> listops and passages -> classify; pairs -> translate; probe.
+They import the trainer (`tidegate_training`); the trainer does not import them. Import order of the modules: randomized ->
+bidirectional -> encoder; compare; sequences -> listops and passages -> classify; pairs -> translate; probe.
 """

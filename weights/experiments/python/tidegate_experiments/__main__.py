@@ -14,7 +14,7 @@ PROG = "python -m tidegate_experiments"
 
 
 def seeds(text: str) -> list[int]:
-    """`1,2,3` of an option."""
+    """Parses an option such as `1,2,3`."""
     return [int(n) for n in text.split(",")]
 
 
@@ -61,7 +61,10 @@ def arguments() -> argparse.ArgumentParser:
 
 
 def recorded(argv: list[str]) -> str:
-    """The command as a report states it. Of an absolute path, which means nothing elsewhere, it keeps the last part."""
+    """Returns the command as a report states it.
+
+    Absolute paths mean nothing on other machines, so only their last part is kept.
+    """
     def portable(word: str) -> str:
         option, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
         return option + equals + (Path(value).name if Path(value).is_absolute() else value)
@@ -70,20 +73,20 @@ def recorded(argv: list[str]) -> str:
 
 
 def recorded_whole(args: argparse.Namespace) -> str:
-    """The command that makes all runs of a report, whichever process made which."""
+    """Returns the command that makes all runs of a report, even if several processes made them."""
     sets = [word for item in args.set for word in ("--set", item)]
     return f"{PROG} " + shlex.join([args.command, f"configs/{args.config.name}", "--data", "DATA", "--out", "FOLDER", *sets])
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The exit status, as in `cli.status`."""
+    """Runs a command and returns its exit status (see `cli.status`)."""
     argv = sys.argv[1:] if argv is None else argv
     args = arguments().parse_args(argv)
     return cli.status("tidegate_experiments", lambda: execute(args, recorded(argv)))
 
 
 def execute(args: argparse.Namespace, command: str) -> None:
-    """command: as the report states it"""
+    """Runs a command. command: its text for the report"""
     if args.command == "prepare":
         from tidegate_training.data import prepare_run
 

@@ -1,7 +1,8 @@
-"""Attention over a whole sequence, or to another one: softmax, RFA with any feature map, RA and LARA behind one interface.
+"""Attention that is not causal, over one sequence or from one to another: softmax, RFA with any feature map, RA and LARA.
 
-Shapes are (batch, heads, time, head_dim), with a mask of the keys. Softmax and RA cost queries x keys; RFA and LARA are linear
-in both. `plain_attend` is the reference for one head of one sequence: loops, no padding, no maxima.
+All share one interface. Shapes are (batch, heads, time, head_dim), with a mask of the keys. Softmax and RA cost queries x
+keys; RFA and LARA are linear in both. `plain_attend` is the reference for one head of one sequence: loops, no padding, no
+maxima.
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ ATTENTIONS = ("softmax", "rfa", "ra", "lara")
 
 @dataclass(frozen=True)
 class MixerConfig:
-    """An attention and its sizes.
+    """The kind of attention and its sizes.
 
-    proj_dim: random vectors of rfa; denominator_eps: floor of gaussian's denominators, which may be negative, as a share of
-    the keys; the other maps have positive denominators and need none
-    samples: draws of ra, averaged; landmarks: proposals of lara, one sample each; lara_weights: one of `randomized.WEIGHTS`
+    proj_dim: the number of rfa's random vectors
+    denominator_eps: the floor of gaussian's denominators, which may be negative, as a share of the number of keys; the
+    other maps have no negative features and need no floor
+    samples: the number of ra's draws, which are averaged
+    landmarks: the number of lara's proposals, with one sample each; lara_weights: one of `randomized.WEIGHTS`
     """
 
     attention: str = "softmax"
@@ -51,9 +54,10 @@ class MixerConfig:
 class Random:
     """The random numbers of an attention; None for those it does not use.
 
-    w: rfa except elu, random matrices times sigma (heads, proj_dim, head_dim)
-    uniform: ra (samples, batch, heads, queries); noise: ra (samples, batch, heads, queries, head_dim),
-    lara (batch or 1, heads or 1, samples a landmark, landmarks, head_dim)
+    w: for rfa except elu, the random matrices times sigma (heads, proj_dim, head_dim)
+    uniform: for ra (samples, batch, heads, queries)
+    noise: for ra (samples, batch, heads, queries, head_dim); for lara (batch or 1, heads or 1, samples per landmark,
+    landmarks, head_dim)
     """
 
     w: Tensor | None = None
@@ -62,7 +66,7 @@ class Random:
 
 
 def linear_attention(phi_q: Tensor, phi_k: Tensor, v: Tensor, eps: float, key_mask: Tensor | None = None) -> Tensor:
-    """phi_q (phi_k^T v) / max(phi_q . sum phi_k, eps * keys), in time linear in the tokens.
+    """Returns phi_q (phi_k^T v) / max(phi_q . sum phi_k, eps * keys), in time linear in the tokens.
 
     phi_q: (batch, heads, queries, features), phi_k: (batch, heads, keys, features), v: (batch, heads, keys, head_dim)
     """
@@ -77,7 +81,7 @@ def linear_attention(phi_q: Tensor, phi_k: Tensor, v: Tensor, eps: float, key_ma
 
 
 def feature_pair(feature_map: str, q: Tensor, k: Tensor, w: Tensor | None, key_mask: Tensor | None = None):
-    """phi(q) and phi(k); favor's are relative to the greatest feature of all unmasked keys."""
+    """Returns phi(q) and phi(k); favor's phi(k) is relative to the largest feature of all unmasked keys."""
     if feature_map == "elu":
         return features.elu_features(q), features.elu_features(k)
     if feature_map == "favor":
@@ -91,11 +95,12 @@ def feature_pair(feature_map: str, q: Tensor, k: Tensor, w: Tensor | None, key_m
 
 def attend(cfg: MixerConfig, q: Tensor, k: Tensor, v: Tensor, random: Random, key_mask: Tensor | None = None,
            query_mask: Tensor | None = None) -> Tensor:
-    """Every query over every key, by the attention of `cfg`.
+    """Attends from every query to every key with the attention of `cfg`.
 
     q: (batch, heads, queries, head_dim); k, v: (batch, heads, keys, head_dim)
-    key_mask: bool (batch, keys), false for padding, at least one key a row; query_mask: bool (batch, queries), used only
-    by lara, whose landmarks are means of real queries; outputs at padded queries are finite and meaningless
+    key_mask: bool (batch, keys), false for padding; each row needs at least one key
+    query_mask: bool (batch, queries), used only by lara, whose landmarks are means of real queries; outputs at padded
+    queries are finite and meaningless
     -> (batch, heads, queries, head_dim)
     """
     if cfg.attention == "softmax":
@@ -113,10 +118,10 @@ def attend(cfg: MixerConfig, q: Tensor, k: Tensor, v: Tensor, random: Random, ke
 
 
 class Mixer(nn.Module):
-    """`attend` with its tensors: rfa's sigma (learned) and random matrices (fixed).
+    """A module that holds the tensors of `attend`: rfa's sigma (learned) and random matrices (fixed).
 
     RA and LARA draw new samples in training. In evaluation, LARA's samples are the means of their proposals and RA's come
-    from a fixed seed, so that equal inputs have equal outputs.
+    from a fixed seed, so that equal inputs give equal outputs.
     """
 
     def __init__(self, cfg: MixerConfig, heads: int, head_dim: int):
@@ -130,7 +135,7 @@ class Mixer(nn.Module):
             self.register_buffer("random_matrices", features.draw_matrices(cfg.feature_map, shape))
 
     def random(self, q: Tensor) -> Random:
-        """The random numbers of one pass. q: (batch, heads, queries, head_dim)"""
+        """Returns the random numbers of one pass. q: (batch, heads, queries, head_dim)"""
         cfg, (b, h, n, d) = self.cfg, q.shape
         if cfg.attention == "rfa" and cfg.feature_map != "elu":
             w = self.random_matrices
@@ -146,12 +151,12 @@ class Mixer(nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None = None,
                 query_mask: Tensor | None = None) -> Tensor:
-        """`attend`, with the random numbers of this pass."""
+        """Calls `attend` with the random numbers of this pass."""
         return attend(self.cfg, q, k, v, self.random(q), key_mask, query_mask)
 
 
 def plain_kernel(feature_map: str, q: Tensor, k: Tensor, w: Tensor | None) -> Tensor:
-    """phi(q) . phi(k) of two vectors (d), by the kernel it estimates. w: (proj_dim, d)"""
+    """Returns phi(q) . phi(k) of two vectors (d), computed as the estimate of a kernel. w: (proj_dim, d)"""
     if feature_map == "elu":
         positive = lambda x: torch.stack([x_i + 1 if x_i > 0 else x_i.exp() for x_i in x])
         return (positive(q) * positive(k)).sum()
@@ -165,7 +170,7 @@ def plain_kernel(feature_map: str, q: Tensor, k: Tensor, w: Tensor | None) -> Te
 
 
 def plain_attend(cfg: MixerConfig, q: Tensor, k: Tensor, v: Tensor, random: Random) -> Tensor:
-    """`attend` of one head of one sequence: q (queries, d), k and v (keys, d), random numbers without batch and heads."""
+    """`attend` for one head of one sequence: q (queries, d), k and v (keys, d), random numbers without batch and heads."""
     if cfg.attention == "ra":
         return randomized.plain_ra(q, k, v, random.uniform, random.noise)
     if cfg.attention == "lara":

@@ -1,11 +1,12 @@
-"""RA's and LARA's outputs for given random numbers, which the Rust tests read: `randomized.safetensors`, f64:
+"""Golden outputs of RA and LARA for given random numbers, which the Rust tests read: `randomized.safetensors`, f64:
 
     q (2, 2, 10, 8), k, v (2, 2, 14, 8); softmax: softmax attention (2, 2, 10, 8)
-    lara_normals (2, 2, 4, 8): noise of four landmarks; lara, lara_balance: LARA with query-specific weights, with balance's
-    lara_means: the former at the means of its proposals, without noise
-    ra_uniforms (2, 2, 3, 10), ra_normals (2, 2, 3, 10, 8): three samples of every query; ra: their mean
+    lara_normals (2, 2, 4, 8): noise of four landmarks
+    lara, lara_balance: LARA with query-specific weights, and with balance weights
+    lara_means: as lara, but each sample is at the mean of its proposal, without noise
+    ra_uniforms (2, 2, 3, 10), ra_normals (2, 2, 3, 10, 8): three samples for every query; ra: their mean
 
-`python -m tidegate_experiments.bidirectional_fixture` renews it in the repository.
+`python -m tidegate_experiments.bidirectional_fixture` rewrites it in the repository.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from .randomized import lara, ra
 
 
 def figures() -> dict[str, Tensor]:
-    """The same tensors each time."""
+    """Returns the tensors, which are always the same."""
     gen = torch.Generator().manual_seed(3000)
     normal = lambda *shape: torch.randn(*shape, generator=gen, dtype=torch.float64)
     q, k, v = normal(2, 2, 10, 8) * 1.3, normal(2, 2, 14, 8) * 1.3, normal(2, 2, 14, 8)
@@ -40,7 +41,7 @@ def figures() -> dict[str, Tensor]:
 
 
 def write(out: Path) -> None:
-    """Writes the file into a folder."""
+    """Writes the file into the folder `out`."""
     out.mkdir(parents=True, exist_ok=True)
     save_file({name: value.contiguous() for name, value in figures().items()}, out / "randomized.safetensors")
     (out / "randomized.safetensors").chmod(0o644)

@@ -1,7 +1,7 @@
-"""Classifying sequences: one encoder with each mixer in turn, trained on the same sequences of a task, and the report.
+"""Sequence classification: trains one encoder with each mixer in turn on the same sequences of a task, and reports.
 
-A run is one mixer with one seed. It leaves `runs/<mixer>-<seed>.json`; a finished run is not repeated, and the report
-`<task>.json` is rewritten after each run from all of them, so that several processes may share a folder.
+A run is one mixer with one seed and writes `runs/<mixer>-<seed>.json`. A finished run is not repeated, and the report
+`<task>.json` is rewritten after each run from all of them, so several processes may share a folder.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from .listops import ListOpsConfig
 from .passages import PassagesConfig
 from .sequences import Sequences
 
-# The mixers by their names in reports. D random vectors give 2 D features of sine and cosine; the other maps get 2 D vectors.
+# The mixers by their names in reports. With sine and cosine, D random vectors give 2 D features; the other maps get 2 D
+# vectors.
 MIXERS = {
     "softmax": {"attention": "softmax"},
     "rfa": {"attention": "rfa", "feature_map": "gaussian"},
@@ -49,7 +50,7 @@ BANDS = 3
 
 @dataclass(frozen=True)
 class ClassifyConfig:
-    """How each run is trained: `batch` sequences a step. `optim.py` reads the fields shared with `TrainConfig`."""
+    """How each run is trained: `batch` sequences per step. `optim.py` reads the fields shared with `TrainConfig`."""
 
     mixers: list[str] = field(default_factory=lambda: ["softmax", "rfa", "lara"])
     seeds: list[int] = field(default_factory=lambda: [1])
@@ -90,7 +91,7 @@ class Experiment:
                              f"found {self.data.train_sequences} and {self.data.test_sequences}")
 
     def settings(self) -> dict:
-        """The settings of a run besides its mixer and seed, as plain JSON."""
+        """Returns the settings of a run other than its mixer and seed, as plain JSON."""
         sized = dataclasses.replace(self.model, vocab_size=self.data.vocab_size, classes=self.data.classes)
         model, train = dataclasses.asdict(sized), dataclasses.asdict(self.train)
         for key in ("attention", "feature_map", "lara_weights"):
@@ -101,7 +102,7 @@ class Experiment:
 
 
 def load(task: str, path: Path, overrides: list[str] = ()) -> Experiment:
-    """Reads `[model]`, `[data]` and `[train]` of a task's TOML; each override is `table.key=value`."""
+    """Reads `[model]`, `[data]` and `[train]` of a task's TOML file; each override is `table.key=value`."""
     raw = config.read(path, overrides, ("model", "data", "train"))
     build = lambda cls, table: config.build(cls, raw.get(table, {}), table)
     if {"attention", "feature_map", "lara_weights", "vocab_size", "classes"} & set(raw.get("model", {})):
@@ -110,12 +111,12 @@ def load(task: str, path: Path, overrides: list[str] = ()) -> Experiment:
 
 
 def band(length: int, data: TaskConfig) -> int:
-    """The third of the range of lengths that a batch is in."""
+    """Returns which third of the range of lengths a batch is in."""
     return min(BANDS - 1, BANDS * (length - data.min_length) // max(1, data.max_length - data.min_length))
 
 
 def batch_tensors(data: Sequences, index: np.ndarray, device: str):
-    """Token ids, mask (None without padding) and labels of a batch."""
+    """Returns token ids, mask (None without padding) and labels of a batch."""
     ids, labels = (torch.from_numpy(x).to(device) for x in sequences.collate(data, index))
     mask = ids != sequences.PAD
     return ids, None if bool(mask.all()) else mask, labels
@@ -128,7 +129,7 @@ def synchronise(device: str) -> None:
 
 @torch.no_grad()
 def evaluate(model: Encoder, data: Sequences, batch: int, device: str) -> tuple[float, float]:
-    """Accuracy, and mean loss in nats, over all sequences."""
+    """Returns the accuracy and the mean loss in nats over all sequences."""
     model.eval()
     right, total = 0, 0.0
     for index in sequences.batches(data, batch):
@@ -141,7 +142,7 @@ def evaluate(model: Encoder, data: Sequences, batch: int, device: str) -> tuple[
 
 
 def configured(exp: Experiment, mixer: str) -> EncoderConfig:
-    """The encoder of one mixer."""
+    """Returns the configuration of the encoder with one mixer."""
     cfg = dataclasses.replace(exp.model, vocab_size=exp.data.vocab_size, classes=exp.data.classes, **MIXERS[mixer])
     return dataclasses.replace(cfg, proj_dim=compare.vectors(cfg.feature_map, exp.model.proj_dim))
 
@@ -152,7 +153,7 @@ def train_one(exp: Experiment, mixer: str, seed: int, train: Sequences, test: Se
     model = Encoder(configured(exp, mixer))
     model.init_weights(seed)
     model.to(device)
-    torch.manual_seed(seed)  # of the noise in training
+    torch.manual_seed(seed)  # for the noise in training
     optimizers = optim.build(model, t)
     rng = random.Random(seed)
     queue: list[np.ndarray] = []
@@ -179,7 +180,8 @@ def train_one(exp: Experiment, mixer: str, seed: int, train: Sequences, test: Se
         with torch.no_grad():
             for layer in model.layers:
                 if layer.self_attn.mixer.sigma is not None:
-                    # Arc-cosine features do not depend on sigma's scale, so it needs no upper bound.
+                    # The result with arc-cosine features does not depend on sigma's scale, so sigma needs no upper bound
+                    # there.
                     layer.self_attn.mixer.sigma.clamp_(0.05, t.sigma_max if model.cfg.feature_map == "gaussian" else None)
         recent.append(loss.item())
         which = band(ids.shape[1], exp.data)
@@ -208,14 +210,14 @@ def train_one(exp: Experiment, mixer: str, seed: int, train: Sequences, test: Se
 
 
 def machine(device: str) -> str:
-    """The processor of a run, in words."""
+    """Describes the processor of a run."""
     if device.startswith("cuda"):
         return torch.cuda.get_device_name(device)
     return f"{compare.machine()}, threads used: {torch.get_num_threads()}"
 
 
 def read_runs(folder: Path, settings: dict) -> dict[tuple[str, int], dict]:
-    """The finished runs of a folder by mixer and seed; ValueError if one had other settings."""
+    """Returns the finished runs of a folder by mixer and seed; ValueError if one had other settings."""
     found = {}
     for file in sorted(folder.glob("*.json")):
         run = json.loads(file.read_text(encoding="utf-8"))
@@ -226,7 +228,7 @@ def read_runs(folder: Path, settings: dict) -> dict[tuple[str, int], dict]:
 
 
 def report(exp: Experiment, runs: dict[tuple[str, int], dict], settings: dict, facts: dict) -> dict:
-    """The task's report: one row a mixer, with all its seeds."""
+    """Returns the task's report: one row per mixer, with all its seeds."""
     rows = []
     for mixer in MIXERS:
         results = [runs[key]["result"] for key in sorted(runs) if key[0] == mixer]
@@ -241,10 +243,10 @@ def report(exp: Experiment, runs: dict[tuple[str, int], dict], settings: dict, f
 
 def run_all(exp: Experiment, out: Path, only: list[str], seeds: list[int], device: str, command: str,
             texts: Path | None = None) -> dict:
-    """Makes the missing runs; returns the report, which is also `out/<task>.json`.
+    """Makes the missing runs; returns the report, which is also written to `out/<task>.json`.
 
-    command: as the report states it. texts: the folder that a task's texts are relative to. If a run diverges, the others
-    continue and then `Diverged` is raised; the next call tries it again.
+    command: the command for the report; texts: the folder that a task's texts are relative to. If a run diverges, the
+    others continue and then `Diverged` is raised; the next call tries that run again.
     """
     mixers = only or exp.train.mixers
     unknown = sorted(set(mixers) - set(MIXERS))

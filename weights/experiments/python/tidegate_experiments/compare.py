@@ -1,8 +1,8 @@
-"""The mixers on equal terms: one decoder, one text in one order, one schedule; only the mixer differs.
+"""Compares the mixers on equal terms: one decoder, one text in one order, one schedule; only the mixer differs.
 
-A run is one mixer with one seed: `work/` holds it during training, `checkpoints/<mixer>-<seed>` its checkpoint folder and
-`runs/<mixer>-<seed>.json` its results, which the report merges. A finished run is not repeated, so that several processes
-may share the mixers.
+A run is one mixer with one seed: `work/` holds it during training, `checkpoints/<mixer>-<seed>` is its checkpoint folder,
+and `runs/<mixer>-<seed>.json` has its results, which the report merges. A finished run is not repeated, so several
+processes may share the mixers.
 """
 
 from __future__ import annotations
@@ -32,9 +32,15 @@ UNITS = ("nats per character", "bits per byte")
 
 @dataclass(frozen=True)
 class CompareConfig:
-    """The report's name, its corpus in words, the unit of the losses, the validation text of `[data]` they are measured on (its
-    first `eval_tokens`, 0 for all), the tokens in the hybrid's window, and how likely a lane of a stateful mixer begins a segment
-    with an empty state, so that it learns to read blocks too."""
+    """The settings of a comparison.
+
+    experiment: the name of the report; corpus: the text in words; unit: of the losses
+    valid: the validation text of `[data]` on which the losses are measured; eval_tokens: how many of its first tokens, 0
+    for all
+    window: the number of tokens in the hybrid's window
+    resets: the probability that a lane of a stateful mixer begins a segment with an empty state, so that it also learns to
+    read separate blocks
+    """
 
     experiment: str = "language"
     corpus: str = ""
@@ -54,20 +60,20 @@ class CompareConfig:
 
 @dataclass(frozen=True)
 class CompareRun(RunConfig):
-    """A run's settings and the comparison's."""
+    """The settings of a run and of the comparison."""
 
     compare: CompareConfig = CompareConfig()
 
 
 def load(path: Path, overrides: list[str] = ()) -> CompareRun:
-    """Reads a run's TOML with its `[compare]`; each override is `table.key=value`."""
+    """Reads a run's TOML file with its `[compare]`; each override is `table.key=value`."""
     raw = config.read(path, overrides, ("model", "data", "train", "compare"))
     return CompareRun(**config.build_run(raw), compare=config.build(CompareConfig, raw.get("compare", {}), "compare"))
 
 
-# Each mixer's changes of `[model]`. D random vectors give 2 D features of sine and cosine; the other maps get 2 D vectors. With
-# D of half a head's width, RFA has as many features as ELU. A window of `context` is a whole segment, one of `window` the
-# hybrid's part of it.
+# Each mixer's changes to `[model]`. With sine and cosine, D random vectors give 2 D features; the other maps get 2 D
+# vectors. With D of half the head size, RFA has as many features as ELU. A window of `context` is a whole segment; `window`
+# is the hybrid's window.
 PLAIN = {"attention": "rfa", "feature_map": "gaussian", "gate": True, "sliding_window": None}
 MIXERS: dict[str, dict] = {
     "softmax": {"attention": "softmax", "gate": False, "sliding_window": "context"},
@@ -90,15 +96,15 @@ MIXERS: dict[str, dict] = {
     "rfa-arccos-gate": {"feature_map": "arc_cosine"},
     "hybrid": {"attention": "hybrid", "sliding_window": "window"},
 }
-# Trained with the state carried from segment to segment, with half-lives to match; those of the others fit a block. Softmax
-# then sees the last context of the stream, as in Transformer-XL.
+# Stateful mixers are trained with the state carried from segment to segment, and with half-lives to match; the half-lives
+# of the others fit a block. Softmax then sees the last context of the stream, as in Transformer-XL.
 CARRIED = {"carry_state": True, "half_life_min": 1.0, "half_life_max": 1024.0}
 STATEFUL = {mixer: CARRIED for mixer in MIXERS if mixer.endswith("-stateful")}
-# Random matrices to draw from in training; the others have `train.pool`.
+# The size of the pool of random matrices that training draws from; for other mixers it is `train.pool`.
 POOLS = {"rfa-gate-pool": 200}
-# Sigma stays 1, where all others begin to learn it.
+# Mixers whose sigma stays 1; in all others it is learned, starting from 1.
 FIXED_SIGMA = ("rfa-gate-fixed-sigma",)
-# Settings of `[model]` and `[train]` that runs of a report need not share: a mixer's own, the seed, and threads.
+# Settings of `[model]` and `[train]` that may differ between the runs of a report: a mixer's own, the seed, and threads.
 OWN = {"model": tuple(PLAIN), "train": ("seed", "threads", "carry_state")}
 NOTES = {
     "parameters": "the same weights in all; only gates (heads * (hidden + 1) numbers a layer), sigma (heads * head_dim) and the "
@@ -111,7 +117,7 @@ NOTES = {
 
 
 def notes(cfg: CompareRun) -> dict[str, str]:
-    """Notes for readers of the report."""
+    """Returns the notes for readers of the report."""
     m, t = cfg.model, cfg.train
     return {
         "note_on_parameters": NOTES["parameters"],
@@ -128,12 +134,12 @@ def notes(cfg: CompareRun) -> dict[str, str]:
 
 
 def vectors(feature_map: str, proj_dim: int) -> int:
-    """The random vectors of a map for as many features as `proj_dim` vectors give with sine and cosine."""
+    """Returns how many random vectors give a map as many features as `proj_dim` vectors give with sine and cosine."""
     return 2 * proj_dim if feature_map in ("favor", "arc_cosine") else proj_dim
 
 
 def configured(base: CompareRun, mixer: str, seed: int, threads: int) -> CompareRun:
-    """The run of one mixer and seed."""
+    """Returns the settings of the run of one mixer and seed."""
     changes = PLAIN | MIXERS[mixer]
     windows = {"context": base.train.segment, "window": base.compare.window}
     changes["sliding_window"] = windows.get(changes["sliding_window"])
@@ -148,8 +154,8 @@ def configured(base: CompareRun, mixer: str, seed: int, threads: int) -> Compare
 @torch.no_grad()
 def block_loss(model: Decoder, stream: np.ndarray, text_bytes: int | None, context: int, limit: int | None = None,
                rows: int = 32, device: str = "cpu") -> Score:
-    """The text in blocks of `context` tokens, each read from an empty state. An end of fewer than `context` tokens is omitted.
-    """
+    """Scores a text in blocks of `context` tokens, each read from an empty state. A last block of fewer tokens is
+    omitted."""
     blocks = min(stream.size - 1, limit or stream.size) // context
     if blocks == 0:
         raise ValueError(f"a text of {stream.size} tokens is too short for a block of {context}")
@@ -184,21 +190,25 @@ class Validation:
                              f"{self.stream.size} tokens of {self.bytes} bytes and {marks} marks")
 
     def in_unit(self, score: Score) -> float:
-        """A score in the report's unit. Nats per token are nats per character if every token is a byte and the text is ASCII."""
+        """Returns a score in the report's unit. Nats per token are nats per character if every token is a byte and the text
+        is ASCII."""
         return score.nats if self.cfg.compare.unit == "nats per character" else score.bits_per_byte
 
     def blocks(self, model, limit: int) -> Score:
-        """Each block of a context from an empty state."""
+        """Scores blocks of one context, each read from an empty state."""
         return block_loss(model, self.stream, self.bytes, self.cfg.train.segment, limit or None)
 
     def carried(self, model, limit: int, lanes: int = 1) -> Score:
-        """The state carried through the text."""
+        """Scores the text with the state carried through it."""
         return stream_loss(model, self.stream, self.bytes, limit or None, lanes)
 
 
 class ComparedTrainer(Trainer):
-    """A run that begins to read where its seed says, and whose curve is the loss it is judged by, on the first
-    `train.eval_tokens` of the text. fixed_sigma: sigma stays as it is initialised"""
+    """A run whose seed sets where in the text it begins to read.
+
+    Its curve is the loss by which it is judged, on the first `train.eval_tokens` of the validation text. fixed_sigma:
+    whether sigma keeps its initial value
+    """
 
     MAY_DIFFER = ("threads",)
 
@@ -216,7 +226,8 @@ class ComparedTrainer(Trainer):
         return super().train_step()
 
     def reset_lanes(self) -> None:
-        """Empties the states of some lanes, chosen by seed and step, so that a resumed run chooses the same. Positions go on."""
+        """Empties the states of some lanes, chosen by seed and step, so that a resumed run chooses the same. Positions are
+        not reset."""
         t = self.cfg.train
         gone = torch.from_numpy(np.random.default_rng((t.seed, self.step)).random(t.lanes) < self.cfg.compare.resets)
         empty = self.model.new_state(t.lanes, self.device)
@@ -254,7 +265,7 @@ def run_one(base: CompareRun, mixer: str, seed: int, data: Path, out: Path, thre
 
 
 def settings(base: CompareRun, data: Path) -> dict:
-    """The settings that all runs of a report share."""
+    """Returns the settings that all runs of a report share."""
     m, t, c = base.model, base.train, base.compare
     tables = {name: {k: v for k, v in dataclasses.asdict(getattr(base, name)).items() if k not in OWN[name]} for name in OWN}
     return {"corpus": c.corpus, "unit": c.unit, "layers": m.num_hidden_layers, "hidden": m.hidden_size, "context": t.segment,
@@ -264,7 +275,7 @@ def settings(base: CompareRun, data: Path) -> dict:
 
 
 def write_json(path: Path, value: dict) -> None:
-    """Writes atomically, also if another process writes the same file."""
+    """Writes a JSON file atomically, even if another process writes the same file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}")
     part.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
@@ -272,14 +283,14 @@ def write_json(path: Path, value: dict) -> None:
 
 
 def machine() -> str:
-    """The processor, its number of cores, the number type and PyTorch's version."""
+    """Describes the processor, its number of cores, the number type and PyTorch's version."""
     info = Path("/proc/cpuinfo")
     names = [x.split(":")[1].strip() for x in info.read_text().splitlines() if x.startswith("model name")] if info.exists() else []
     return f"{names[0] if names else platform.processor() or platform.machine()}, {os.cpu_count()} cores, f32, PyTorch {torch.__version__}"
 
 
 def read_runs(folder: Path, want: dict) -> list[dict]:
-    """The runs of a folder; ValueError if one has other settings than `want`."""
+    """Returns the runs of a folder; ValueError if one has other settings than `want`."""
     found = []
     for path in sorted(folder.glob("*.json")):
         run = json.loads(path.read_text(encoding="utf-8"))
@@ -292,12 +303,12 @@ def read_runs(folder: Path, want: dict) -> list[dict]:
 
 
 def distinct(runs: list[dict], key: str) -> str:
-    """The distinct values of a key, joined."""
+    """Returns the distinct values of a key, joined."""
     return "; ".join(dict.fromkeys(run[key] for run in runs))
 
 
 def report(base: CompareRun, data: Path, out: Path) -> Path:
-    """Merges `runs/*.json` into the report of the experiment, mixers in the order of `MIXERS`."""
+    """Merges `runs/*.json` into the report of the experiment, with the mixers in the order of `MIXERS`."""
     rows: dict[str, dict] = {}
     want = json.loads(json.dumps(settings(base, data)))
     runs, lost = (read_runs(out / name, want) for name in ("runs", "diverged"))
@@ -330,10 +341,10 @@ def remove_leftovers(out: Path) -> None:
 
 def compare(path: Path, data: Path, out: Path, only: list[str], seeds: list[int], threads: int, overrides: list[str],
             command: str = "") -> Path:
-    """Makes the missing runs, the first seed of every mixer before the second; returns the report.
+    """Makes the missing runs, the first seed of every mixer before the second; returns the path of the report.
 
-    command: as the report states it. A diverged run is noted in `diverged/` and the others continue; then `Diverged` is raised.
-    Delete the note to try the run again.
+    command: the command for the report. A diverged run is noted in `diverged/` and the others continue; then `Diverged` is
+    raised. Delete the note to try the run again.
     """
     base = load(path, overrides)
     unknown = sorted(set(only) - set(MIXERS))

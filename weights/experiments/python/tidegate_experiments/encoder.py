@@ -1,4 +1,5 @@
-"""A bidirectional encoder that classifies a sequence: the trainer's encoder blocks with any mixer that looks both ways, and a head."""
+"""A bidirectional encoder that classifies a sequence: the trainer's encoder blocks with any bidirectional mixer, and a
+head."""
 
 from __future__ import annotations
 
@@ -18,9 +19,9 @@ from .bidirectional import Mixer, MixerConfig
 
 @dataclass(frozen=True)
 class EncoderConfig(MixerConfig):
-    """An encoder's sizes, and its mixer.
+    """An encoder's sizes and its mixer.
 
-    pooling: what the classifier reads, the `mean` of all tokens or the `first` of them
+    pooling: what the classifier reads, the `mean` of all tokens or the `first` token
     """
 
     vocab_size: int = 17
@@ -44,7 +45,7 @@ class EncoderConfig(MixerConfig):
 
 
 class Encoder(nn.Module):
-    """Token ids (batch, time) to the logits of a class for each sequence (batch, classes)."""
+    """The encoder: maps token ids (batch, time) to the class logits of each sequence (batch, classes)."""
 
     def __init__(self, cfg: EncoderConfig):
         super().__init__()
@@ -57,8 +58,11 @@ class Encoder(nn.Module):
 
     @torch.no_grad()
     def init_weights(self, seed: int) -> None:
-        """Normal weights, residual outputs scaled by depth. Those of a seed are the same in every mixer's encoder, and so are
-        the random matrices of one distribution and size."""
+        """Draws normal weights, with residual outputs scaled by depth.
+
+        For one seed, the encoders of all mixers share their common weights and the random matrices of the same distribution
+        and size.
+        """
         cfg, std = self.cfg, self.cfg.initializer_range
         common, matrices = numbers(seed, "weights"), numbers(seed, "matrices")
         for name, p in self.named_parameters():
@@ -73,7 +77,8 @@ class Encoder(nn.Module):
                 fixed.copy_(draw_matrices(cfg.feature_map, tuple(fixed.shape), matrices))
 
     def forward(self, ids: Tensor, mask: Tensor | None = None, targets: Tensor | None = None) -> Tensor:
-        """Logits, or with `targets` (batch) the mean loss in nats. mask: bool (batch, time), false for padding; None: none"""
+        """Returns the logits, or with `targets` (batch) the mean loss in nats. mask: bool (batch, time), false for padding;
+        None without padding"""
         angles = rotary_angles(torch.arange(ids.shape[1], device=ids.device)[None], self.cfg.head_dim, self.cfg.rope_theta)
         x = self.embed_tokens(ids)
         for layer in self.layers:

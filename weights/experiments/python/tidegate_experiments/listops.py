@@ -1,12 +1,13 @@
 """ListOps: nested lists of digits and operators, classified by their value (Nangia and Bowman 2018, arXiv 1804.06028).
 
 `[MAX 2 9 [MIN 4 7 ] 0 ]` is 9. Operators are MIN, MAX, MED (the median; for an even count the mean of the middle two,
-rounded down) and SM (the sum modulo 10). The length in tokens is drawn uniformly from a range and met exactly: an operator's
-tokens are divided among its arguments at random.
+rounded down) and SM (the sum modulo 10). The length in tokens is drawn uniformly from a range and met exactly: an
+operator's tokens are divided among its arguments at random.
 
-Lengths, depth, operators and classes are those of the Long Range Arena (Tay et al. 2020, arXiv 2011.04006). The distribution
-of the numbers of arguments, and so of depths and values, differs: there an expression grows argument by argument and is
-rejected if too short or too long. Accuracies are therefore not comparable with those published for that task.
+Lengths, depth, operators and classes are those of the Long Range Arena (Tay et al. 2020, arXiv 2011.04006). The
+distribution of the number of arguments, and so of depths and values, differs: the Long Range Arena grows an expression
+argument by argument and rejects it if it is too short or too long. Accuracies are therefore not comparable with those
+published for that task.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class ListOpsConfig:
     seed: int = 1
 
     def __post_init__(self):
-        # Below 5 some lengths are impossible: an operator takes 2 tokens, and an argument 1, or 4 and more.
+        # Below 5, some lengths are impossible: an operator takes 2 tokens, and an argument takes 1, or 4 or more.
         if self.max_arguments < 5:
             raise ValueError(f"max_arguments: expected at least 5, found {self.max_arguments}")
         if self.max_depth < 1:
@@ -63,11 +64,11 @@ class ListOpsConfig:
                              f"found {self.min_length} and {self.max_length}")
 
     def source(self, texts: Path | None = None) -> dict:
-        """Nothing: the sequences come from the seed."""
+        """Returns nothing, because the sequences come from the seed."""
         return {}
 
     def generate(self, part: str, texts: Path | None = None) -> Sequences:
-        """The `train` or `test` sequences; each part has its own stream of random numbers. texts: not used"""
+        """Returns the `train` or `test` sequences; each part has its own stream of random numbers. texts: not used"""
         rng = random.Random(f"{part} {self.seed}")
         tokens, labels = [], []
         for _ in range({"train": self.train_sequences, "test": self.test_sequences}[part]):
@@ -77,18 +78,18 @@ class ListOpsConfig:
         return Sequences(tokens, np.array(labels), BEGIN)
 
     def facts(self, train: Sequences, test: Sequences) -> dict:
-        """What the report says of the data."""
+        """Returns the facts about the data for the report."""
         return {"baselines": baselines(train, test), "train_distribution": describe(train), "test_distribution": describe(test)}
 
 
 @cache
 def longest(depth: int, arguments: int) -> int:
-    """Tokens of the longest expression of a depth; a digit has depth 0."""
+    """Returns the number of tokens in the longest expression of a depth; a digit has depth 0."""
     return 1 if depth == 0 else 2 + arguments * longest(depth - 1, arguments)
 
 
 def share(rng: random.Random, total: int, most: int, arguments: int) -> list[int]:
-    """Tokens of each of an operator's arguments, 1 or from 4 to `most`, which sum to `total`."""
+    """Divides `total` tokens at random among an operator's arguments; each gets 1, or from 4 to `most`."""
     can = lambda n: total == n or (total - n >= 3 and total <= n * most and most >= 4)
     n = rng.choice([n for n in range(2, arguments + 1) if can(n)])
     over = total - n
@@ -110,7 +111,8 @@ def share(rng: random.Random, total: int, most: int, arguments: int) -> list[int
 
 
 def expression(rng: random.Random, length: int, depth: int, arguments: int) -> list[int]:
-    """Tokens of a random expression of exactly `length` tokens (1, or 4 and more), nested at most `depth` deep."""
+    """Returns the tokens of a random expression of exactly `length` tokens (1, or 4 or more), nested at most `depth`
+    deep."""
     if length == 1:
         return [DIGIT + rng.randrange(10)]
     out = [rng.choice(list(OPERATORS))]
@@ -120,7 +122,7 @@ def expression(rng: random.Random, length: int, depth: int, arguments: int) -> l
 
 
 def apply(operator: int, values: list[int]) -> int:
-    """The value of an operator over digits."""
+    """Returns the value of an operator applied to digits."""
     name = OPERATORS[operator]
     if name == "MIN":
         return min(values)
@@ -134,7 +136,7 @@ def apply(operator: int, values: list[int]) -> int:
 
 
 def evaluate(tokens: list[int]) -> tuple[int, int]:
-    """The value of an expression and its depth; `ValueError` for anything else."""
+    """Returns the value of an expression and its depth; `ValueError` for anything else."""
     if not tokens:
         raise ValueError("an expression has no tokens")
     stack: list[tuple[int, list[int]]] = []
@@ -162,12 +164,12 @@ def evaluate(tokens: list[int]) -> tuple[int, int]:
 
 
 def to_text(tokens: list[int]) -> str:
-    """The text of an expression, such as `[MAX 2 9 ]`."""
+    """Returns the text of an expression, such as `[MAX 2 9 ]`."""
     return " ".join(NAMES[t] for t in tokens)
 
 
 def from_text(text: str) -> list[int]:
-    """The tokens of an expression's text."""
+    """Returns the tokens of an expression's text."""
     unknown = [word for word in text.split() if word not in TOKENS]
     if unknown:
         raise ValueError(f"{unknown[0]!r} is not in the language")
@@ -175,7 +177,10 @@ def from_text(text: str) -> list[int]:
 
 
 def nearest(tokens: np.ndarray) -> tuple[int, int]:
-    """The outermost operator and its value over those of its arguments that are digits, -1 without any; for a digit, 0 and the digit."""
+    """Returns the outermost operator and its value over only those of its arguments that are digits, -1 if there are none.
+
+    For a single digit, returns 0 and the digit.
+    """
     if tokens[0] not in OPERATORS:
         return 0, int(tokens[0]) - DIGIT
     depth, digits = 0, []
@@ -187,16 +192,18 @@ def nearest(tokens: np.ndarray) -> tuple[int, int]:
 
 
 def describe(data: Sequences) -> dict:
-    """The distributions of lengths, depths and classes."""
+    """Returns the distributions of lengths, depths and classes."""
     depths = Counter(evaluate(tokens.tolist())[1] for tokens in data.tokens)
     return sequences.describe(data, CLASSES) | {"depth": {str(d): depths[d] for d in sorted(depths)}}
 
 
 def baselines(train: Sequences, test: Sequences) -> dict[str, float]:
-    """Accuracies on `test` of three simple guesses, learned from `train`.
+    """Returns the accuracies on `test` of three simple guesses, learned from `train`.
 
-    majority_class: always the commonest class; first_operator: the commonest class under the outermost operator;
-    first_level: the commonest under the outermost operator and its value over its own digits, without what is nested
+    majority_class: always the most common class
+    first_operator: the most common class under the outermost operator
+    first_level: the most common class under the outermost operator and its value over its own digits, ignoring nested
+    expressions
     """
     def learned(kind) -> float:
         by_kind: dict = {}

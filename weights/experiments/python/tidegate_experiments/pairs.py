@@ -1,7 +1,7 @@
-"""Sentence pairs: from two text files with a sentence a line to token streams with one tokenizer, and batches.
+"""Sentence pairs: two text files with a sentence per line become token streams with one tokenizer, and batches.
 
-A stream is `0 text 0 text 0`, as in the trainer's `data.py`. A source is a text's ids after a 0. The decoder reads its start
-token and a target's ids, and predicts those ids and a final 0.
+A stream is `0 text 0 text 0`, as in the trainer's `data.py`. A source is a 0 and the ids of a text. The decoder reads its
+start token and a target's ids, and predicts those ids and a final 0.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ SIDES = ("source", "target")
 
 @dataclass(frozen=True)
 class PairsConfig:
-    """Text files with a sentence a line; `held_out`: the last pairs of the training files, which only validate.
+    """The text files, with a sentence per line.
 
-    max_target: maximum tokens of a target including the final 0; longer ones are refused
+    held_out: the number of pairs at the end of the training files that are used only for validation
+    max_target: the maximum number of tokens in a target, including the final 0; longer ones are refused
     """
 
     source: str = "train.en"
@@ -44,8 +45,8 @@ class PairsConfig:
 
 
 def lines(path: Path) -> list[str]:
-    """The sentences of a file, without blanks around them. Only a line feed ends a line."""
-    with open(path, encoding="utf-8", newline="\n") as file:  # a carriage return is a blank, not a line end
+    """Returns the sentences of a file, without whitespace around them. Only a line feed ends a line."""
+    with open(path, encoding="utf-8", newline="\n") as file:  # a carriage return is whitespace, not a line end
         text = file.read()
     if EOT in text:
         raise ValueError(f"{path}: must not contain the mark {EOT}")
@@ -53,7 +54,7 @@ def lines(path: Path) -> list[str]:
 
 
 def both(source: Path, target: Path) -> tuple[list[str], list[str]]:
-    """The sentences of two parallel files."""
+    """Returns the sentences of two parallel files."""
     a, b = lines(source), lines(target)
     if len(a) != len(b):
         raise ValueError(f"{target}: must have as many lines as {source}, {len(a)}, found {len(b)}")
@@ -63,7 +64,7 @@ def both(source: Path, target: Path) -> tuple[list[str], list[str]]:
 def prepare(cfg: PairsConfig, texts: Path, vocab_size: int, out: Path) -> dict:
     """Writes `tokenizer.json`, `<part>_<side>.bin` (uint16), `test_target.txt` (the references) and `data.json` into `out`.
 
-    The tokenizer learns from both sides of the training part only.
+    The tokenizer is trained on both sides of the training part only.
     """
     out.mkdir(parents=True, exist_ok=True)
     known = both(texts / cfg.source, texts / cfg.target)
@@ -81,7 +82,7 @@ def prepare(cfg: PairsConfig, texts: Path, vocab_size: int, out: Path) -> dict:
             stream.tofile(out / f"{part}_{side}.bin")
             longest = int(np.diff(np.flatnonzero(stream == EOT_ID)).max())
             info[part] |= {f"{side}_tokens": int(stream.size - 1), f"longest_{side}": longest}
-    # Covers the test, which is not in the streams of training and validation, in the fingerprint.
+    # `fingerprint` does not read the test streams, so this hash in `data.json` covers them.
     info["test"]["sha256"] = hashlib.sha256("\n".join([*test[0], *test[1]]).encode()).hexdigest()[:16]
     (out / "test_target.txt").write_text("".join(line + "\n" for line in test[1]), encoding="utf-8")
     (out / "data.json").write_text(json.dumps(info, indent=2) + "\n")
@@ -89,7 +90,7 @@ def prepare(cfg: PairsConfig, texts: Path, vocab_size: int, out: Path) -> dict:
 
 
 def fingerprint_of(data: Path) -> str:
-    """`data.fingerprint` of a folder of pairs."""
+    """Returns the hash that identifies a folder of pairs (see `data.fingerprint`)."""
     return fingerprint(data, tuple(f"train_{side}.bin" for side in SIDES))
 
 
@@ -105,20 +106,21 @@ class Pairs:
 
 
 def divide(stream: np.ndarray) -> list[np.ndarray]:
-    """The texts of a stream."""
+    """Splits a stream into its texts."""
     marks = np.flatnonzero(stream == EOT_ID)
     return [stream[a + 1 : b].astype(np.int64) for a, b in zip(marks[:-1], marks[1:])]
 
 
 def read(data: Path, part: str) -> Pairs:
-    """One of `PARTS` of a folder that `prepare` wrote."""
+    """Reads one of `PARTS` from a folder that `prepare` wrote."""
     return Pairs(*(divide(np.fromfile(data / f"{part}_{side}.bin", dtype=np.uint16)) for side in SIDES))
 
 
 def batches(pairs: Pairs, tokens: int, rng: np.random.Generator | None = None) -> list[np.ndarray]:
-    """Batches of pairs of similar length with at most `tokens` target places, padding included; a longer target is alone.
+    """Groups pairs of similar length into batches of at most `tokens` target places, padding included.
 
-    With `rng`, batches are in random order and equal lengths are grouped at random; the number of batches is the same.
+    A longer target gets a batch of its own. With `rng`, the batches are in random order, and pairs with equal target
+    lengths are grouped partly at random; the number of batches is the same.
     """
     long = np.array([len(x) + 1 for x in pairs.target])
     source = np.array([len(x) + 1 for x in pairs.source], dtype=np.float64)
@@ -136,7 +138,7 @@ def batches(pairs: Pairs, tokens: int, rng: np.random.Generator | None = None) -
 
 
 def padded(rows: list[np.ndarray], fill: int) -> Tensor:
-    """Rows of ids as one tensor, int64 (rows, longest)."""
+    """Pads rows of ids into one tensor, int64 (rows, longest)."""
     out = np.full((len(rows), max(len(row) for row in rows)), fill, dtype=np.int64)
     for place, row in zip(out, rows):
         place[: len(row)] = row
@@ -144,13 +146,19 @@ def padded(rows: list[np.ndarray], fill: int) -> Tensor:
 
 
 def sources(pairs: Pairs, index: np.ndarray) -> tuple[Tensor, Tensor | None]:
-    """Source ids (batch, source), the first of each 0, and their mask: bool, false for padding, or None without padding."""
+    """Returns source ids (batch, source), each beginning with 0, and their mask.
+
+    The mask is bool, false for padding, or None without padding.
+    """
     rows = [np.concatenate([[EOT_ID], pairs.source[i]]) for i in index]
     mask = padded([np.ones(len(row)) for row in rows], 0).bool()
     return padded(rows, EOT_ID), None if bool(mask.all()) else mask
 
 
 def targets(pairs: Pairs, index: np.ndarray, start: int) -> tuple[Tensor, Tensor]:
-    """The decoder's inputs, `start` and the text, and its labels, the text and 0, `IGNORED` for padding: both (batch, time)."""
+    """Returns the decoder's inputs and labels, both (batch, time).
+
+    The inputs are `start` and the text; the labels are the text and 0, with `IGNORED` for padding.
+    """
     read_ids = padded([np.concatenate([[start], pairs.target[i]]) for i in index], EOT_ID)
     return read_ids, padded([np.concatenate([pairs.target[i], [EOT_ID]]) for i in index], IGNORED)

@@ -1,8 +1,8 @@
-"""Passages: a stretch of a book's bytes, classified by the book.
+"""Passages: the task of naming the book that a stretch of bytes is from.
 
-A substitute for the byte-level tasks of the Long Range Arena (Tay et al. 2020, arXiv 2011.04006), IMDb and AAN, whose texts
-are not at hand. Accuracies are not comparable with theirs. Training passages begin anywhere in the first four fifths of a book and
-test passages in the last fifth, so that no byte is in both.
+It replaces the byte-level tasks of the Long Range Arena (Tay et al. 2020, arXiv 2011.04006), IMDb and AAN, whose texts are
+not available here. Accuracies are not comparable with theirs. Training passages begin anywhere in the first four fifths of
+a book and test passages in the last fifth, so that no byte is in both.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BEGIN = 257
 
 @dataclass(frozen=True)
 class PassagesConfig:
-    """Passages of `min_length` to `max_length` bytes, as many of each of the first `books` documents of `text`."""
+    """Passages of `min_length` to `max_length` bytes, equally many from each of the first `books` documents of `text`."""
 
     NAME: ClassVar[str] = "passages"
     NOTE: ClassVar[str] = ("which book a passage is from, by its bytes: a substitute for the byte-level tasks of the Long Range Arena, "
@@ -58,11 +58,11 @@ class PassagesConfig:
         return self.books
 
     def source(self, texts: Path) -> dict:
-        """The digest of the text, which runs of a report share. texts: the folder of `text`"""
+        """Returns the digest of the text, which all runs of a report share. texts: the folder of `text`"""
         return {"text_sha256": hashlib.sha256((texts / self.text).read_bytes()).hexdigest()[:16]}
 
     def parts(self, texts: Path) -> dict[str, list[np.ndarray]]:
-        """The bytes of each book, those to train on and those to test on."""
+        """Returns the bytes of each book, split into a training part and a test part."""
         found = [np.frombuffer(text.encode(), dtype=np.uint8) for text in documents(texts / self.text)[: self.books]]
         if len(found) < self.books:
             raise ValueError(f"data.books: {self.text} holds {len(found)} books, {self.books} are wanted")
@@ -73,7 +73,8 @@ class PassagesConfig:
         return {"train": [book[:cut] for book, cut in zip(found, cuts)], "test": [book[cut:] for book, cut in zip(found, cuts)]}
 
     def generate(self, part: str, texts: Path) -> Sequences:
-        """The `train` or `test` passages; each part has its own stream of random numbers. texts: the folder of `text`"""
+        """Returns the `train` or `test` passages; each part has its own stream of random numbers. texts: the folder of
+        `text`"""
         rng, books = random.Random(f"{part} {self.seed}"), self.parts(texts)[part]
         count = {"train": self.train_sequences, "test": self.test_sequences}[part]
         labels, tokens = [i % self.books for i in range(count)], []
@@ -84,21 +85,24 @@ class PassagesConfig:
         return Sequences(tokens, np.array(labels), BEGIN)
 
     def facts(self, train: Sequences, test: Sequences) -> dict:
-        """What the report says of the data. Accuracies of two guesses learned from the training part: always one class, and
-        `byte_pairs`, the likeliest book by its frequencies of pairs of bytes (naive Bayes, one added to each count)."""
+        """Returns the facts about the data for the report.
+
+        The baselines are the accuracies of two guesses learned from the training part: always the most common class, and
+        `byte_pairs`, naive Bayes over pairs of bytes with one added to each count.
+        """
         return {"baselines": {"majority_class": sequences.majority(train, test), "byte_pairs": byte_pairs(train, test, self.books)},
                 "train_distribution": sequences.describe(train, self.books),
                 "test_distribution": sequences.describe(test, self.books)}
 
 
 def pairs(tokens: np.ndarray) -> np.ndarray:
-    """The pairs of bytes that follow one another, as numbers below 65,536."""
+    """Returns the pairs of consecutive bytes, as numbers below 65,536."""
     given = tokens.astype(np.int64) - BYTE
     return given[:-1] * 256 + given[1:]
 
 
 def byte_pairs(train: Sequences, test: Sequences, classes: int) -> float:
-    """The accuracy of naive Bayes over pairs of bytes; classes are as frequent as in `train`."""
+    """Returns the accuracy of naive Bayes over pairs of bytes; the prior is the frequency of the classes in `train`."""
     counts = np.ones((classes, 1 << 16))
     for tokens, label in zip(train.tokens, train.labels):
         counts[label] += np.bincount(pairs(tokens), minlength=1 << 16)

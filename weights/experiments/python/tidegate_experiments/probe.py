@@ -1,8 +1,8 @@
-"""Queries, keys and values of a trained softmax model's heads, on which random estimates of attention are measured.
+"""Exports the queries, keys and values of a trained softmax model's heads, on which estimates of attention are measured.
 
-The file holds q, k and v, each f32 (cases * layers, heads, tokens, head_dim): after the convolution and the rotary
-angles, before any scaling; of every layer, the layers of one case side by side. The model is causal; `tidegate-experiments approximation`
-uses its queries and keys without the mask.
+The file holds q, k and v, each f32 (cases * layers, heads, tokens, head_dim): after the convolution and the rotary angles,
+before any scaling. It has every layer, and the layers of one case are adjacent. The model is causal; `tidegate-experiments
+approximation` uses its queries and keys without the mask.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tidegate_training.model import Decoder
 
 
 def windows(stream: Tensor, tokens: int, cases: int) -> Tensor:
-    """`cases` pieces of `tokens` ids, spaced evenly over the stream, without overlap: (cases, tokens)."""
+    """Returns `cases` pieces of `tokens` ids, spaced evenly over the stream, without overlap: (cases, tokens)."""
     if tokens < 1 or cases < 1:
         raise ValueError(f"--tokens and --cases: must be at least 1, found {tokens} and {cases}")
     if len(stream) < cases * tokens:
@@ -30,7 +30,8 @@ def windows(stream: Tensor, tokens: int, cases: int) -> Tensor:
 
 @torch.no_grad()
 def heads(model: Decoder, ids: Tensor) -> dict[str, Tensor]:
-    """The inputs of every layer's attention. ids: (cases, tokens) -> q, k, v (cases * layers, heads, tokens, head_dim)"""
+    """Returns the inputs of every layer's attention. ids: (cases, tokens) -> q, k, v (cases * layers, heads, tokens,
+    head_dim)"""
     seen: list[tuple[Tensor, Tensor, Tensor]] = []
     layers = [layer.self_attn for layer in model.model.layers]
 
@@ -44,7 +45,7 @@ def heads(model: Decoder, ids: Tensor) -> dict[str, Tensor]:
     for layer in layers:
         layer.mix = watched(layer.mix)
     try:
-        # Each piece is a separate text; a document that starts inside it forgets the past.
+        # Each piece is a separate text; the state is also zeroed where a document starts inside it.
         starts = ids == EOT_ID
         starts[:, 0] = True
         model(ids, model.new_state(len(ids)), starts=starts)
@@ -56,8 +57,10 @@ def heads(model: Decoder, ids: Tensor) -> dict[str, Tensor]:
 
 
 def probe(folder: Path, text: Path, tokens: int | None, cases: int, out: Path) -> dict[str, Tensor]:
-    """Writes q, k and v of a checkpoint folder's softmax model on pieces of a text, `tokens` each. The default is the model's
-    window, since it was not trained to attend over more."""
+    """Writes q, k and v of a checkpoint folder's softmax model on pieces of a text.
+
+    tokens: the size of each piece; the default is the model's window, because the model was not trained to attend over more
+    """
     model, tokenizer = load_folder(folder)
     if model.cfg.attention != "softmax":
         raise ValueError(f"{folder}: softmax attention is needed, found {model.cfg.attention}")

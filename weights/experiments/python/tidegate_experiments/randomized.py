@@ -9,11 +9,11 @@ RA samples p_n itself, which is unbiased and costs queries x keys. LARA shares i
 from a proposal N(mu_c, I) and is weighted for query n by alpha_nc p_n(w_c) / N(w_c; mu_c, I), self-normalised; the sums over
 the keys are computed once per sample, so the cost is linear. Two other estimators are special cases (tests/test_randomized.py):
 
-- proposals N(0, I) and constant weights alpha: RFA with positive features, the samples being its random vectors;
+- proposals N(0, I) and constant weights alpha: RFA with positive features, whose random vectors are the samples;
 - a proposal for each query that is the query's own mixture p_n, and alpha_nc = 1 for c = n, else 0: RA, sample by sample.
   (With all proposals equal to p_n, the balance heuristic gives RA too, averaged over the samples.)
 
-Samples are arguments everywhere: standard normal numbers, and for RA uniform ones that choose a key. The mixers work on
+All random numbers are arguments: standard normal ones, and for RA also uniform ones that choose a key. The mixers work on
 (batch, heads, time, head_dim). The `plain_*` functions are their references: one head of one sequence, loops, no logarithms.
 """
 
@@ -31,13 +31,13 @@ SMALLEST_WEIGHT = 1e-8
 
 
 def scale(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """q and k times d^(-1/4), so that their products are softmax's exponents."""
+    """Multiplies q and k by d^(-1/4), so that their products are softmax's exponents."""
     by = q.shape[-1] ** -0.25
     return q * by, k * by
 
 
 def log_xi(x: Tensor, w: Tensor) -> Tensor:
-    """log xi = w.x - |x|^2 / 2, which is also log N(w; x, I) - log N(w; 0, I).
+    """Returns log xi = w.x - |x|^2 / 2, which is also log N(w; x, I) - log N(w; 0, I).
 
     x: (..., time, d), w: (..., samples, d) -> (..., samples, time)
     """
@@ -45,7 +45,7 @@ def log_xi(x: Tensor, w: Tensor) -> Tensor:
 
 
 def choose_keys(q: Tensor, k: Tensor, uniform: Tensor, key_mask: Tensor | None) -> Tensor:
-    """Draws a key for each query from softmax(q.k) by inverting its distribution function. No gradient.
+    """Draws a key for each query from softmax(q.k) by inverting the cumulative distribution. No gradient.
 
     q: (batch, heads, queries, d), k: (batch, heads, keys, d), both scaled; uniform: (batch, heads, queries) in [0, 1)
     -> indices (batch, heads, queries)
@@ -62,14 +62,14 @@ def choose_keys(q: Tensor, k: Tensor, uniform: Tensor, key_mask: Tensor | None) 
 
 
 def ra(q: Tensor, k: Tensor, v: Tensor, uniform: Tensor, noise: Tensor, key_mask: Tensor | None = None) -> Tensor:
-    """Randomized attention (equations 9 to 11), the mean of its samples: unbiased; time and memory grow with queries x keys.
+    """Randomized attention (equations 9 to 11), averaged over its samples: unbiased, in time and space of queries x keys.
 
     q: (batch, heads, queries, d); k, v: (batch, heads, keys, d); key_mask: bool (batch, keys), false for padding
     uniform: (samples, batch, heads, queries) in [0, 1); noise: (samples, batch, heads, queries, d), standard normal
     -> (batch, heads, queries, d)
     """
     q, k = scale(q, k)
-    # xi as one product, so that the attention over w is torch's own: [w, 1] . [k, -|k|^2 / 2].
+    # xi is written as one product, so that PyTorch's attention can be used over w: [w, 1] . [k, -|k|^2 / 2].
     k_plus = torch.cat([k, -0.5 * k.square().sum(-1, keepdim=True)], dim=-1)
     mask = None if key_mask is None else key_mask[:, None, None, :]
     out = torch.zeros_like(q)
@@ -82,14 +82,16 @@ def ra(q: Tensor, k: Tensor, v: Tensor, uniform: Tensor, noise: Tensor, key_mask
 
 
 def count_landmarks(landmarks: int, queries: Tensor, keys: Tensor) -> Tensor:
-    """The number of landmarks of each sequence, at most its queries or keys. queries, keys: (batch) -> (batch)"""
+    """Returns the number of landmarks of each sequence, at most its number of queries or keys. queries, keys: (batch) ->
+    (batch)"""
     return torch.minimum(queries, keys).clamp(max=landmarks)
 
 
 def segment_means(x: Tensor, mask: Tensor, count: Tensor, landmarks: int) -> Tensor:
-    """Means over `count` segments of nearly equal length: token i of n real ones is in segment floor(i * count / n).
+    """Returns means over `count` segments of nearly equal length.
 
-    x: (batch, heads, time, d), mask: bool (batch, time), count: (batch) -> (batch, heads, landmarks, d), zero from `count` on
+    Token i of n real ones is in segment floor(i * count / n). x: (batch, heads, time, d), mask: bool (batch, time), count:
+    (batch) -> (batch, heads, landmarks, d), zero from `count` on
     """
     place = mask.long().cumsum(1) - 1
     segment = torch.div(place * count[:, None], mask.sum(1, keepdim=True), rounding_mode="floor").clamp(0, landmarks - 1)
@@ -123,15 +125,17 @@ def lara(q: Tensor, k: Tensor, v: Tensor, noise: Tensor, weights: str = "query-s
 
     q: (batch, heads, queries, d); k, v: (batch, heads, keys, d)
     masks: bool (batch, queries) and (batch, keys), false for padding
-    noise: (batch or 1, heads or 1, samples a landmark, landmarks, d), standard normal; zeros put each sample at its mean
-    weights: `balance`, alpha_c = N(w; mu_c, I) / sum_c' N(w; mu_c', I); or `query-specific`, alpha_nc = that + r_nc minus the
-        mean of r_nc over the landmarks c, which follows the weights of least variance (section 4.2), and at least 1e-8.
-        r_nc = exp(q_n.q_c) / sum_c' exp(q_n.q_c'), q_c the mean of a segment's queries: a softmax over the landmarks c, so
-        that each query prefers the samples near itself. The authors' published code (lara.py of HKUNLP/efficient-attention,
-        "mis-opt") takes the same products, but its softmax is over the queries n: there r_nc is of the order 1 / queries,
-        and of long sequences little but the balance heuristic is left. Ours departs from that code on purpose; it also
-        scales q and k before noise of unit variance is added, and learns no projection of the landmarks.
+    noise: (batch or 1, heads or 1, samples per landmark, landmarks, d), standard normal; zeros put each sample at its mean
+    weights: `balance`, alpha_c = N(w; mu_c, I) / sum_c' N(w; mu_c', I); or `query-specific`, alpha_nc = alpha_c + r_nc -
+        (mean of r_nc over the landmarks c), at least 1e-8, which follows the weights of least variance (section 4.2).
+        r_nc = exp(q_n.q_c) / sum_c' exp(q_n.q_c'), where q_c is the mean of a segment's queries: a softmax over the
+        landmarks c, so that each query prefers the samples near itself.
     -> (batch, heads, queries, d). A sequence with fewer queries or keys than landmarks has only that many landmarks.
+
+    The authors' published code (lara.py of HKUNLP/efficient-attention, "mis-opt") takes the same products, but its softmax
+    is over the queries n. There r_nc is of the order 1 / queries, so for long sequences little but the balance heuristic is
+    left. This function departs from that code on purpose. It also scales q and k before noise of unit variance is added,
+    and learns no projection of the landmarks.
     """
     q, k = scale(q, k)
     whole = lambda x: torch.ones(x.shape[0], x.shape[2], dtype=torch.bool, device=x.device)
@@ -163,12 +167,12 @@ def lara(q: Tensor, k: Tensor, v: Tensor, noise: Tensor, weights: str = "query-s
 
 
 def plain_xi(x: Tensor, w: Tensor) -> Tensor:
-    """xi(x, w) of two vectors (d)."""
+    """Returns xi(x, w) of two vectors (d)."""
     return torch.exp(w.dot(x) - x.dot(x) / 2)
 
 
 def plain_f(k: Tensor, v: Tensor, w: Tensor) -> Tensor:
-    """f(w): the values averaged under xi(k_m, w). k, v: (keys, d), w: (d) -> (d)"""
+    """Returns f(w), the values averaged with the weights xi(k_m, w). k, v: (keys, d), w: (d) -> (d)"""
     top, bottom = torch.zeros_like(v[0]), torch.zeros_like(v[0, 0])
     for m in range(len(k)):
         top, bottom = top + plain_xi(k[m], w) * v[m], bottom + plain_xi(k[m], w)
@@ -176,7 +180,7 @@ def plain_f(k: Tensor, v: Tensor, w: Tensor) -> Tensor:
 
 
 def plain_ra(q: Tensor, k: Tensor, v: Tensor, uniform: Tensor, noise: Tensor) -> Tensor:
-    """`ra` of one head. q: (queries, d), k, v: (keys, d), uniform: (samples, queries), noise: (samples, queries, d)"""
+    """`ra` for one head. q: (queries, d), k, v: (keys, d), uniform: (samples, queries), noise: (samples, queries, d)"""
     q, k = scale(q, k)
     out = []
     for n in range(len(q)):
@@ -195,12 +199,12 @@ def plain_ra(q: Tensor, k: Tensor, v: Tensor, uniform: Tensor, noise: Tensor) ->
 
 
 def plain_density(w: Tensor, mean: Tensor) -> Tensor:
-    """N(w; mean, I) of two vectors (d)."""
+    """Returns N(w; mean, I) of two vectors (d)."""
     return torch.exp(-(w - mean).dot(w - mean) / 2) / (2 * math.pi) ** (len(w) / 2)
 
 
 def plain_lara(q: Tensor, k: Tensor, v: Tensor, noise: Tensor, weights: str) -> Tensor:
-    """`lara` of one head without padding. q: (queries, d), k, v: (keys, d), noise: (samples, landmarks, d)"""
+    """`lara` for one head without padding. q: (queries, d), k, v: (keys, d), noise: (samples, landmarks, d)"""
     q, k = scale(q, k)
     count = min(noise.shape[1], len(q), len(k))
     mean = lambda x, c: torch.stack([x[i] for i in range(len(x)) if i * count // len(x) == c]).mean(0)

@@ -1,8 +1,8 @@
-"""The shipped model's recipe, one change at a time, at equal time: does a change earn what it costs?
+"""Tests changes to the shipped model's recipe, one at a time and at equal training time: is a change worth its cost?
 
-A variant changes settings of the trainer, or the mixer itself (`MIXERS`), which then is an experiment and nothing the server
-reads. `cost` is the processor time of a variant's step over that of the first variant (`measure`); its run has 1/cost of the
-steps. A finished run is not repeated, so that several processes may share the variants.
+A variant changes settings of the trainer, or the mixer itself (`MIXERS`), which the server then cannot read. `cost` is the
+processor time of a variant's step relative to the first variant's (see `measure`); the variant's run has 1/cost of the
+steps. A finished run is not repeated, so several processes may share the variants.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ from .recipe_mixers import MIXERS, RecipeDecoder
 
 @dataclass(frozen=True)
 class Variant:
-    """Changes of `[model]`, `[train]` and `[compare]`, a mixer of `MIXERS`, and the processor time of a step over the first
-    variant's."""
+    """A variant of the recipe: changes to `[model]`, `[train]` and `[compare]`, a mixer of `MIXERS`, and a cost.
+
+    cost: the processor time of a step, relative to the first variant's
+    """
 
     model: dict[str, int | float | str] = field(default_factory=dict)
     train: dict[str, int | float | str] = field(default_factory=dict)
@@ -48,13 +50,13 @@ class Variant:
 
 @dataclass(frozen=True)
 class RecipeRun(CompareRun):
-    """The settings that variants change, and the variants."""
+    """The base settings, and the variants that change them."""
 
     variants: dict[str, Variant] = field(default_factory=dict)
 
 
 def load(path: Path, overrides: list[str] = ()) -> RecipeRun:
-    """Reads a run's TOML with its `[compare]` and `[variants]`; each override is `table.key=value`."""
+    """Reads a run's TOML file with its `[compare]` and `[variants]`; each override is `table.key=value`."""
     raw = config.read(path, overrides, ("model", "data", "train", "compare", "variants"))
     variants = {name: config.build(Variant, table, f"variants.{name}") for name, table in raw.get("variants", {}).items()}
     if not variants:
@@ -67,7 +69,7 @@ def load(path: Path, overrides: list[str] = ()) -> RecipeRun:
 
 
 def chosen(base: RecipeRun, only: list[str]) -> list[str]:
-    """The variants of `only`, or all; ValueError for one that is none."""
+    """Returns the variants of `only`, or all if it is empty; ValueError for an unknown variant."""
     unknown = sorted(set(only) - set(base.variants))
     if unknown:
         raise ValueError(f"--only: unknown variants {unknown}; known are {', '.join(base.variants)}")
@@ -75,7 +77,7 @@ def chosen(base: RecipeRun, only: list[str]) -> list[str]:
 
 
 def configured(base: RecipeRun, name: str, seed: int) -> RecipeRun:
-    """The run of one variant and seed, as long in time as the first variant's."""
+    """Returns the settings of the run of one variant and seed, which takes as much time as the first variant's."""
     variant, tables = base.variants[name], {}
     for table, cls in (("model", config.ModelConfig), ("train", config.TrainConfig), ("compare", CompareConfig)):
         changed = dataclasses.asdict(getattr(base, table)) | getattr(variant, table)
@@ -87,7 +89,7 @@ def configured(base: RecipeRun, name: str, seed: int) -> RecipeRun:
 
 
 def prepare(base: RecipeRun, texts: Path, data: Path) -> None:
-    """Encodes the texts for each size of vocabulary, in `data`/SIZE."""
+    """Encodes the texts for each vocabulary size, in `data`/SIZE."""
     for size in dict.fromkeys(configured(base, name, 1).model.vocab_size for name in base.variants):
         run = dataclasses.replace(base, model=dataclasses.replace(base.model, vocab_size=size))
         prepare_run(run, texts, data / str(size))
@@ -105,10 +107,11 @@ class RecipeTrainer(ComparedTrainer):
 
 
 def measure(base: RecipeRun, data: Path, work: Path, steps: int, only: list[str]) -> dict[str, float]:
-    """The median processor time of a step, in seconds, by variant: one step of each in turn, after two that are not
-    counted.
+    """Returns the median processor time of a step, in seconds, by variant.
 
-    Processor time, because other work on the machine changes it less than the time on the clock; on one thread it is the same."""
+    Takes one step of each variant in turn, after two that are not counted. Other work on the machine changes processor time
+    less than wall-clock time; on one thread the two are otherwise the same.
+    """
     torch.set_num_threads(1)
     names = chosen(base, only)
     trainers = {name: RecipeTrainer(configured(base, name, 1), base.variants[name], data, work / name) for name in names}
@@ -139,11 +142,11 @@ def run_one(base: RecipeRun, name: str, seed: int, data: Path, out: Path) -> Non
     shutil.rmtree(work)
 
 
-fingerprint_once = functools.cache(fingerprint)  # of a folder that many runs share
+fingerprint_once = functools.cache(fingerprint)  # cached, because many runs share a folder
 
 
 def row(base: RecipeRun, name: str, data: Path) -> dict:
-    """What the runs of a variant share."""
+    """Returns the fields that the runs of a variant share."""
     cfg, variant = configured(base, name, 1), dataclasses.asdict(base.variants[name])
     t, plain = cfg.train, dataclasses.asdict(Variant(cost=variant["cost"]))
     return {"variant": name, "changes": {key: x for key, x in variant.items() if x != plain[key]}, "cost": variant["cost"],
@@ -151,13 +154,14 @@ def row(base: RecipeRun, name: str, data: Path) -> dict:
 
 
 def settings(base: RecipeRun) -> dict:
-    """The settings that all runs of a report share, but for a variant's changes."""
+    """Returns the settings that all runs of a report share, except for the changes of variants."""
     tables = {name: dataclasses.asdict(getattr(base, name)) for name in ("model", "train")}
     return {"corpus": base.compare.corpus, "unit": base.compare.unit, "evaluated_tokens": base.compare.eval_tokens} | tables
 
 
 def finished(base: RecipeRun, data: Path, out: Path) -> list[dict]:
-    """The runs of a folder; ValueError if one was made with other settings, another variant of its name or other data."""
+    """Returns the runs of a folder; ValueError if one was made with other settings, other data, or another variant of the
+    same name."""
     runs = read_runs(out / "runs", json.loads(json.dumps(settings(base))))
     for run in runs:
         want = row(base, run["variant"], data) if run["variant"] in base.variants else {}
@@ -168,7 +172,7 @@ def finished(base: RecipeRun, data: Path, out: Path) -> list[dict]:
 
 
 def report(base: RecipeRun, data: Path, out: Path, command: str) -> Path:
-    """Merges `runs/*.json` into `recipe.json`, variants in their order. command: without the variants and seeds"""
+    """Merges `runs/*.json` into `recipe.json`, with the variants in their order. command: without the variants and seeds"""
     rows: dict[str, dict] = {}
     machines, made = {}, {}
     for run in finished(base, data, out):
@@ -186,7 +190,7 @@ def report(base: RecipeRun, data: Path, out: Path, command: str) -> Path:
 
 
 def recipe(base: RecipeRun, data: Path, out: Path, only: list[str], seeds: list[int], command: str) -> Path:
-    """Makes the missing runs, the first seed of every variant before the second; returns the report."""
+    """Makes the missing runs, the first seed of every variant before the second; returns the path of the report."""
     names = chosen(base, only)
     finished(base, data, out)  # refuses another experiment's folder before anything is computed
     remove_leftovers(out)

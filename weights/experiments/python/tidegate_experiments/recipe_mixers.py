@@ -1,4 +1,4 @@
-"""RFA-Gate with one change, for `recipe`. The trainer cannot export these, nor the server read them."""
+"""RFA-Gate with one change each, for `recipe`. The trainer cannot export these mixers, and the server cannot read them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tidegate_training.rfa import RfaAttention, RfaState, chunked
 
 
 class ValueResidual(RfaAttention):
-    """v + share * (v of the first layer - v), with a learned share per head, 1/2 to begin with (Zhou et al., 2024)."""
+    """v + share * (v of the first layer - v), with a learned share per head that begins at 1/2 (Zhou et al., 2024)."""
 
-    # What the layers of a model share: the first one's v, which it sets.
+    # The v of the first layer, which sets it; all layers of a model share this dictionary.
     first: dict[str, Tensor]
 
     def add_tensors(self, cfg: ModelConfig) -> None:
@@ -52,7 +52,7 @@ class OutputGate(Reading):
 
 
 class OutputGatePerHead(Reading):
-    """h * 2 sigmoid(w x) before `o_proj`, one number per head, 1 to begin with."""
+    """h * 2 sigmoid(w x) before `o_proj`, one number per head that begins at 1."""
 
     def add_tensors(self, cfg: ModelConfig) -> None:
         super().add_tensors(cfg)
@@ -65,8 +65,8 @@ class OutputGatePerHead(Reading):
 
 
 class InputGate(Reading):
-    """S <- g S + i phi(k) v^T with a gate i of its own, 1 - g to begin with. The floor of the denominators counts keys
-    with 1 - g."""
+    """S <- g S + i phi(k) v^T with a separate input gate i that begins at 1 - g. The floor of the denominators still
+    weights keys by 1 - g."""
 
     def add_tensors(self, cfg: ModelConfig) -> None:
         super().add_tensors(cfg)

@@ -1,4 +1,4 @@
-"""Labelled sequences of tokens, whatever the task: batches of similar length, and their distributions."""
+"""Labeled sequences of tokens for any task: batches of similar length, and distributions of lengths and classes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PAD = 0
 
 @dataclass(frozen=True)
 class Sequences:
-    """Sequences with their classes. begin: the token that is put before each, which a classifier may read"""
+    """Sequences with their classes. begin: the token that is put before each sequence, which a classifier may read"""
 
     tokens: list[np.ndarray]  # each unsigned (length), without PAD
     labels: np.ndarray  # int64 (sequences)
@@ -24,10 +24,10 @@ class Sequences:
 
 
 def batches(data: Sequences, size: int, rng: random.Random | None = None) -> list[np.ndarray]:
-    """Batches of indices of sequences of similar length, `size` each, so that there is little padding.
+    """Returns batches of `size` indices of sequences of similar length, so that there is little padding.
 
-    With `rng`, batches are in random order, equal lengths are grouped at random, and an incomplete batch is omitted. Without,
-    all sequences are included, the longest last.
+    With `rng`, batches are in random order, sequences of equal length are grouped at random, and an incomplete batch is
+    omitted. Without it, all sequences are included, the longest last.
     """
     order = list(range(len(data)))
     if rng is not None:
@@ -41,7 +41,10 @@ def batches(data: Sequences, size: int, rng: random.Random | None = None) -> lis
 
 
 def collate(data: Sequences, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Ids of `begin` and the tokens, padded to the longest (sequences, 1 + time), and labels (sequences), both int64."""
+    """Returns padded ids (sequences, 1 + time) and labels (sequences), both int64.
+
+    A row of ids is `begin` and the tokens, padded to the longest sequence.
+    """
     out = np.full((len(index), 1 + max(len(data.tokens[i]) for i in index)), PAD, dtype=np.int64)
     out[:, 0] = data.begin
     for row, i in enumerate(index):
@@ -50,7 +53,7 @@ def collate(data: Sequences, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]
 
 
 def describe(data: Sequences, classes: int) -> dict:
-    """The distributions of lengths and classes."""
+    """Returns the distributions of lengths and classes."""
     lengths, counts = np.array([len(t) for t in data.tokens]), Counter(data.labels.tolist())
     return {
         "sequences": len(data),
@@ -61,5 +64,5 @@ def describe(data: Sequences, classes: int) -> dict:
 
 
 def majority(train: Sequences, test: Sequences) -> float:
-    """The accuracy on `test` of always answering with the commonest class of `train`."""
+    """Returns the accuracy on `test` of always answering with the most common class of `train`."""
     return float((test.labels == Counter(train.labels.tolist()).most_common(1)[0][0]).mean())

@@ -1,8 +1,10 @@
-"""The translation experiment: one encoder-decoder with each mixer in turn, trained on the same sentence pairs, and BLEU.
+"""The translation experiment: trains one encoder-decoder with each mixer in turn on the same sentence pairs, and measures
+BLEU.
 
-A run is one mixer with one seed. `work/` holds it during training and resumes it after a kill; `checkpoints/<mixer>-<seed>` is
-its checkpoint folder, `runs/<mixer>-<seed>.json` has its results and `hypotheses/` its translations. The report
-`translation.json` merges all runs; a finished run is not repeated, so that several processes may share a folder.
+A run is one mixer with one seed. `work/` holds it during training, so that it resumes after a kill;
+`checkpoints/<mixer>-<seed>` is its checkpoint folder, `runs/<mixer>-<seed>.json` has its results and `hypotheses/` its
+translations. The report `translation.json` merges all runs; a finished run is not repeated, so several processes may share
+a folder.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ from tidegate_training.train import Diverged
 from . import compare, pairs
 from .pairs import Pairs, PairsConfig
 
-# What each changes in `[model]`: the decoder's attentions to its own past and to the source. The encoder is softmax in all.
+# Each mixer's changes to `[model]`, which affect the decoder's self attention and its attention to the source. The encoder
+# is always softmax.
 RFA = {"attention": "rfa", "gate": True}
 MIXERS: dict[str, dict] = {
     "softmax": {"attention": "softmax", "gate": False},
@@ -44,8 +47,8 @@ MIXERS: dict[str, dict] = {
     "rfa-arccos-gate": RFA | {"feature_map": "arc_cosine"},
     "elu-gate": RFA | {"feature_map": "elu"},
 }
-# The bound of sigma in attention to the source; in all other attention it is `train.sigma_max`. A query that meets its key
-# among 16 orthogonal ones can give it 27 % of its weight at sigma 1.3, and 78 % at 2: 1 / (1 + 15 exp(-sigma^2)).
+# The upper bound of sigma in attention to the source; in all other attention it is `train.sigma_max`. A query that matches
+# one of 16 orthogonal keys can give it 27 % of its weight at sigma 1.3, and 78 % at 2: 1 / (1 + 15 exp(-sigma^2)).
 CROSS_SIGMA = {mixer: float(mixer.split("-")[3]) for mixer in MIXERS if "-sigma-" in mixer}
 OWN = ("attention", "gate", "sliding_window")
 NOTES = {
@@ -114,14 +117,15 @@ class Experiment:
     train: TranslateConfig
 
     def configured(self, mixer: str) -> Seq2SeqConfig:
-        """The model of one mixer; softmax sees the whole target, and arc-cosine has as many features as sine and cosine."""
+        """Returns the model of one mixer; softmax sees the whole target, and arc-cosine has as many features as sine and
+        cosine."""
         own = MIXERS[mixer]
         window = self.data.max_target if mixer == "softmax" else None
         vectors = compare.vectors(own.get("feature_map", "gaussian"), self.model.proj_dim)
         return dataclasses.replace(self.model, **{"sliding_window": window, "proj_dim": vectors} | own)
 
     def settings(self, data: Path) -> dict:
-        """The settings that all runs of a report share, as plain JSON."""
+        """Returns the settings that all runs of a report share, as plain JSON."""
         without = lambda table, keys: {k: v for k, v in dataclasses.asdict(table).items() if k not in keys}
         info = json.loads((data / "data.json").read_text(encoding="utf-8"))
         tables = {"model": without(self.model, OWN), "data": dataclasses.asdict(self.data),
@@ -130,7 +134,7 @@ class Experiment:
 
 
 def load(path: Path, overrides: list[str] = ()) -> Experiment:
-    """Reads `[model]`, `[data]` and `[train]` of a TOML; each override is `table.key=value`."""
+    """Reads `[model]`, `[data]` and `[train]` of a TOML file; each override is `table.key=value`."""
     raw = config.read(path, overrides, ("model", "data", "train"))
     if set(OWN) & set(raw.get("model", {})):
         raise ValueError(f"[model]: {', '.join(OWN)} are each mixer's own; train.mixers says which are trained")
@@ -139,7 +143,7 @@ def load(path: Path, overrides: list[str] = ()) -> Experiment:
 
 
 def bleu(hypotheses: list[str], references: list[str]) -> tuple[float, str]:
-    """BLEU of a corpus, 0 to 100, and sacrebleu's signature."""
+    """Returns the BLEU of a corpus, 0 to 100, and sacrebleu's signature."""
     from sacrebleu.metrics import BLEU  # slow to import
 
     metric = BLEU()
@@ -148,7 +152,7 @@ def bleu(hypotheses: list[str], references: list[str]) -> tuple[float, str]:
 
 @torch.no_grad()
 def mean_loss(model: Seq2Seq, given: Pairs, batch_tokens: int) -> float:
-    """Nats per target token including the end, without smoothing."""
+    """Returns the nats per target token, including the end, without label smoothing."""
     model.eval()
     total = 0.0
     for index in pairs.batches(given, batch_tokens):
@@ -158,8 +162,10 @@ def mean_loss(model: Seq2Seq, given: Pairs, batch_tokens: int) -> float:
 
 
 def translations(model: Seq2Seq, given: Pairs, tok: Tokenizer, limit: int, rows: int = 64) -> tuple[list[str], int, float]:
-    """Greedy translations of the sources, their number of tokens including ends, and the processor time in seconds. Batches hold
-    sources of similar length, which changes no translation."""
+    """Returns greedy translations of the sources, their number of tokens including ends, and the processor time in seconds.
+
+    A batch holds sources of similar length, which does not change any translation.
+    """
     model.eval()
     order = sorted(range(len(given)), key=lambda i: len(given.source[i]))
     found, tokens, clock = [""] * len(given), 0, time.process_time()
@@ -197,7 +203,7 @@ class Run:
     COUNTED = ("step", "seconds", "cpu_seconds", "curve", "recent")
 
     def save(self) -> None:
-        """Writes to a temporary name and renames, so that a kill leaves the last complete file."""
+        """Writes `state.pt` under a temporary name and renames it, so that a kill leaves the last complete file."""
         blob = {"model": self.model.state_dict(), "optimizers": [o.state_dict() for o in self.optimizers], "of": self.kept}
         torch.save(blob | {key: getattr(self, key) for key in self.COUNTED}, self.out / "state.tmp")
         os.replace(self.out / "state.tmp", self.out / "state.pt")
@@ -213,7 +219,8 @@ class Run:
             setattr(self, key, blob[key])
 
     def batch(self) -> np.ndarray:
-        """The pairs of this step: they depend only on the step and the seed, so a resumed run reads the same ones."""
+        """Returns the pairs of this step. They depend only on the step and the seed, so a resumed run reads the same
+        ones."""
         deal = lambda epoch: pairs.batches(self.train, self.exp.train.batch_tokens, np.random.default_rng([self.seed, epoch]))
         if self.epoch is None:
             self.epoch = (0, deal(0))
@@ -223,9 +230,9 @@ class Run:
         return self.epoch[1][at]
 
     def train_step(self) -> float:
-        """One optimiser step; returns the smoothed loss in nats per token."""
+        """Takes one optimizer step; returns the loss with label smoothing, in nats per token."""
         t, index = self.exp.train, self.batch()
-        torch.manual_seed(self.seed * 1_000_003 + self.step)  # of dropout
+        torch.manual_seed(self.seed * 1_000_003 + self.step)  # for dropout
         factor = optim.schedule(self.step, t)
         for o in self.optimizers:
             for g in o.param_groups:
@@ -249,7 +256,7 @@ class Run:
         return loss.item()
 
     def run(self, until: int | None = None) -> None:
-        """Trains to `until`, or the configured number of steps."""
+        """Trains to step `until`, by default the configured number of steps."""
         t = self.exp.train
         last = min(t.steps, until or t.steps)
         bar = tqdm(total=t.steps, initial=self.step, desc=self.name, unit="step", dynamic_ncols=True, mininterval=5.0, disable=None)
@@ -270,7 +277,7 @@ class Run:
 
 
 def filled(cfg: Seq2SeqConfig, given: Pairs) -> int:
-    """Bytes of the state in use after a pair of mean length."""
+    """Returns the bytes of the state that are in use after a pair of mean length."""
     if cfg.attention == "rfa":
         return 4 * cfg.state_numbers
     tokens = sum(len(x) + 1 for x in [*given.source, *given.target]) / len(given)
@@ -304,7 +311,7 @@ def run_one(exp: Experiment, mixer: str, seed: int, data: Path, out: Path, comma
 
 
 def report(exp: Experiment, data: Path, out: Path) -> Path:
-    """Merges `runs/*.json` into `translation.json`, one row a mixer, with all its seeds."""
+    """Merges `runs/*.json` into `translation.json`: one row per mixer, with all its seeds."""
     want = json.loads(json.dumps(exp.settings(data)))
     runs = compare.read_runs(out / "runs", want)
     head = {key: compare.distinct(runs, key) for key in ("command", "machine")}
@@ -322,9 +329,9 @@ def report(exp: Experiment, data: Path, out: Path) -> Path:
 
 
 def run_all(exp: Experiment, data: Path, out: Path, only: list[str], seeds: list[int], command: str) -> Path:
-    """Makes the missing runs, the first seed of every mixer before the second; returns the report.
+    """Makes the missing runs, the first seed of every mixer before the second; returns the path of the report.
 
-    command: as the report states it. A diverging run raises `Diverged`; its last good state is kept.
+    command: the command for the report. A diverging run raises `Diverged`; its last good state is kept.
     """
     mixers = only or exp.train.mixers
     unknown = sorted(set(mixers) - set(MIXERS))
