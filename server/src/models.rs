@@ -271,7 +271,7 @@ mod tests {
             ),
             (
                 vec!["--model".into(), text("a"), "--model".into(), "src/none".into()],
-                "src/none: there is no such file or folder, and it is not taken for a name on a hub",
+                "src/none: there is no such file or folder, and it is read as a path, not a name on a hub",
             ),
             (vec!["--model".into(), text("a"), "--model".into(), text("")], "has no config.json"),
             (vec!["--model".into(), text("a"), "--model".into(), text("b"), "--model-name=z".into()], "--model-name"),

@@ -51,7 +51,7 @@ impl At {
                 // Only the folder of its organization keeps it from being a name: see `HubName::of`.
                 Some(name) => {
                     let folder = name.model().split('/').next().unwrap_or_default();
-                    Some(format!("{MISSING}, and it is not taken for a name on a hub, because {folder} exists"))
+                    Some(format!("{MISSING}, and it is read as a path, not a name on a hub, because {folder} exists"))
                 }
                 None => Some(format!("{MISSING}, and it is not a model's name on a hub")),
             },

@@ -44,4 +44,9 @@ pub(super) trait Family: Send + Sync {
     /// Feeds the token `id`, a tensor of shape (1), at `position` of a sequence -> logits, whose last dimension is the
     /// vocabulary. `state` has one element per layer.
     fn step(&self, id: &Tensor, position: u64, state: &mut [LayerState]) -> Result<Tensor>;
+
+    /// Like [`Self::step`], where the logits are not needed.
+    fn read(&self, id: &Tensor, position: u64, state: &mut [LayerState]) -> Result<()> {
+        self.step(id, position, state).map(drop)
+    }
 }

@@ -29,14 +29,14 @@ impl Keys<'_> {
         if self.get(key).is_none_or(Value::is_null) { Ok(default) } else { self.number(key, most) }
     }
 
-    /// Returns a number in `range`, or `default` if the key is absent or null.
+    /// Returns a number in `range`, or `default` if the key is absent.
     pub(super) fn float_or(
         &self,
         key: &'static str,
         default: f64,
         range: RangeInclusive<f64>,
     ) -> Result<f64, ConfigError> {
-        let Some(found) = self.get(key).filter(|found| !found.is_null()) else { return Ok(default) };
+        let Some(found) = self.get(key) else { return Ok(default) };
         let number = found.as_f64().ok_or_else(|| ConfigError::bound(key, "a number", found))?;
         within(key, number, *range.start(), *range.end())?;
         Ok(number)

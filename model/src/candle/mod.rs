@@ -1,5 +1,5 @@
-//! Models that run on candle, on any of its devices, behind the same interface as the native kernels: families that
-//! only `candle-transformers` has, and second implementations of some families that have native kernels.
+//! Models that run on candle, on any of its devices, behind the same interface as the native kernels: families without
+//! native kernels, and second implementations of some that have them. Most are models of `candle-transformers`.
 //!
 //! Each sequence is computed separately, token by token, so its bits do not depend on other sequences.
 //!
@@ -221,7 +221,9 @@ impl Backend for CandleDecoder {
         let CandleStates { texts, threads, .. } = &mut pool.states;
         let text = &mut texts[slot];
         let mut read = (position..).zip(ids);
-        threads.install(|| read.try_for_each(|(position, &id)| self.step(id, position, text).map(drop)))?;
+        threads.install(|| {
+            read.try_for_each(|(position, &id)| self.family.read(&Tensor::new(&[id], &self.device)?, position, text))
+        })?;
         pool.advance(&[slot], ids.len());
         Ok(())
     }

@@ -8,6 +8,12 @@ use candle_nn::{Init, VarBuilder};
 
 use crate::weights::{LoadError, Source, Weights};
 
+/// The name of the output head in most families.
+const HEAD: &str = "lm_head.weight";
+/// The number of problems after which a model is given up. Each problem costs the memory that the model derives from a
+/// tensor.
+const MOST_PROBLEMS: usize = 1000;
+
 /// How a checkpoint stores a tensor that a model asks for.
 #[derive(Clone, Debug)]
 pub(super) struct Named {
@@ -33,7 +39,7 @@ struct Tensors<'a> {
     seen: &'a Mutex<Seen>,
 }
 
-/// What became of a model's requests for tensors.
+/// The results of a model's requests for tensors.
 #[derive(Default)]
 struct Seen {
     /// The stored names of the tensors that exist.
@@ -67,8 +73,9 @@ pub(super) fn load_unchecked<M>(
 ) -> std::result::Result<M, LoadError> {
     build(source, named, device, new, |found| {
         // A head that is tied to the embedding may be stored a second time.
-        let unknown = |name: &&str| !found.contains(*name) && *name != "lm_head.weight";
-        source.names().filter(unknown).map(|name| format!("unknown tensor {name}")).collect()
+        let is_copy = |name: &str| name == HEAD && found.iter().any(|other| source.are_equal(name, other));
+        let unknown = source.names().filter(|name| !found.contains(*name) && !is_copy(name));
+        unknown.map(|name| format!("unknown tensor {name}")).collect()
     })
 }
 
@@ -94,19 +101,25 @@ fn build<M>(
     if problems.is_empty() { Ok(made?) } else { Err(source.refuse(problems)) }
 }
 
+/// A stored tensor that a model asked for.
+struct Found {
+    name: String,
+    stored: Vec<usize>,
+    /// The shape that the model asked for.
+    shape: Vec<usize>,
+    transposed: bool,
+    scale: f32,
+}
+
 impl Tensors<'_> {
-    /// Returns a tensor's values and shape. `wanted` may differ from the stored shape in dimensions of size 1.
-    fn read(&self, name: &str, wanted: Option<&[usize]>) -> std::result::Result<(Vec<f32>, Vec<usize>), LoadError> {
+    /// Finds a stored tensor and checks its shape. `wanted` may differ from the stored shape in dimensions of size 1.
+    fn find(&self, name: &str, wanted: Option<&[usize]>) -> std::result::Result<Found, LoadError> {
         let Named { names, transposed, scale } = (self.named)(name);
         let stored = |name: &String| Some((name.clone(), self.source.shape(name)?.to_vec()));
-        let (name, stored) = match names.iter().find_map(stored) {
-            Some(found) => {
-                self.seen().found.insert(found.0.clone());
-                found
-            }
-            // The read below fails and reports the name as missing.
-            None => (names.join(" or "), wanted.unwrap_or_default().to_vec()),
+        let Some((name, stored)) = names.iter().find_map(stored) else {
+            return Err(self.source.refuse(vec![format!("missing tensor {}", names.join(" or "))]));
         };
+        self.seen().found.insert(name.clone());
         let turned = |mut shape: Vec<usize>| {
             if transposed {
                 shape.reverse();
@@ -119,37 +132,58 @@ impl Tensors<'_> {
         let is_vector = |shape: &[usize]| longer(shape).len() < 2;
         let as_many = stored.iter().product::<usize>() == shape.iter().product::<usize>();
         let own = turned(shape.clone());
-        let fits = longer(&stored) == longer(&own) || as_many && (is_vector(&stored) || is_vector(&own));
-        let mut numbers = Weights::new(self.source).finite(&name, if fits { &stored } else { &own })?;
-        if let (true, &[rows, columns]) = (transposed, &shape[..]) {
+        if longer(&stored) == longer(&own) || as_many && (is_vector(&stored) || is_vector(&own)) {
+            return Ok(Found { name, stored, shape, transposed, scale });
+        }
+        Err(self.source.refuse(vec![format!("{name} has shape {stored:?}, expected {own:?}")]))
+    }
+
+    /// Returns a tensor's values in the order of its shape.
+    fn numbers(&self, found: &Found) -> std::result::Result<Vec<f32>, LoadError> {
+        let mut numbers = Weights::new(self.source).finite(&found.name, &found.stored)?;
+        if let (true, &[rows, columns]) = (found.transposed, &found.shape[..]) {
             numbers = (0..rows * columns).map(|i| numbers[i % columns * rows + i / columns]).collect();
         }
-        if scale != 1.0 {
+        if found.scale != 1.0 {
             for number in &mut numbers {
-                *number *= scale;
+                *number *= found.scale;
             }
         }
-        Ok((numbers, shape))
+        Ok(numbers)
+    }
+
+    fn tensor(&self, name: &str, wanted: Option<&[usize]>, dtype: DType, device: &Device) -> Result<Tensor> {
+        let read = self.find(name, wanted).and_then(|found| {
+            // Once there is a problem, the values do not matter any more.
+            let numbers = if self.seen().problems.is_empty() { Some(self.numbers(&found)?) } else { None };
+            Ok((numbers, found.shape))
+        });
+        let (error, shape) = match read {
+            Ok((Some(numbers), shape)) => return Tensor::from_vec(numbers, shape, device)?.to_dtype(dtype),
+            Ok((None, shape)) => (None, Some(shape)),
+            Err(error) => (Some(error), wanted.map(<[usize]>::to_vec)),
+        };
+        let mut message = Error::Msg(format!("{name} cannot be read"));
+        let mut seen = self.seen();
+        match error {
+            Some(LoadError::Tensors { problems, .. }) => seen.problems.extend(problems),
+            Some(error) => {
+                message = Error::Msg(error.to_string());
+                seen.failure = Some(error);
+                return Err(message);
+            }
+            None => {}
+        }
+        // Let the model ask for its other tensors, so that all problems are found. The placeholder is a single zero,
+        // whatever its shape: a wrong config may ask for more memory than there is.
+        match shape {
+            Some(shape) if seen.problems.len() < MOST_PROBLEMS => Tensor::zeros((), dtype, device)?.broadcast_as(shape),
+            _ => Err(message),
+        }
     }
 
     fn seen(&self) -> MutexGuard<'_, Seen> {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn tensor(&self, name: &str, wanted: Option<&[usize]>, dtype: DType, device: &Device) -> Result<Tensor> {
-        let error = match self.read(name, wanted) {
-            Ok((numbers, shape)) => return Tensor::from_vec(numbers, shape, device)?.to_dtype(dtype),
-            Err(error) => error,
-        };
-        let message = Error::Msg(error.to_string());
-        let LoadError::Tensors { problems, .. } = error else {
-            self.seen().failure = Some(error);
-            return Err(message);
-        };
-        self.seen().problems.extend(problems);
-        // Let the model ask for its other tensors, so that all problems are found. The placeholder is a single zero,
-        // whatever its shape: a wrong config may ask for more memory than there is.
-        wanted.map_or(Err(message), |wanted| Tensor::zeros((), dtype, device)?.broadcast_as(wanted))
     }
 }
 

@@ -117,28 +117,35 @@ pub(crate) fn nearest(value: f32) -> bf16 {
 /// Bytes of a huge page.
 const HUGE_PAGE: usize = 2 << 20;
 
-/// Like [`advise_huge`], but for the states of many conversations, of which a server often uses the first few only. The
-/// beginning keeps small pages, so a conversation takes only the memory of its own state.
-pub(crate) fn advise_huge_later<T>(memory: &mut [T]) {
-    let first = (HUGE_PAGE / size_of::<T>()).min(memory.len());
-    advise_huge(&mut memory[first..]);
-}
-
 /// Advises the system to back `memory` with huge pages: weights are streamed from end to end, and small pages cost a
 /// walk of the page tables every 4 KiB.
 pub(crate) fn advise_huge<T>(memory: &mut [T]) {
     #[cfg(target_os = "linux")]
-    {
-        let first: *mut u8 = memory.as_mut_ptr().cast();
-        let start = first.addr().next_multiple_of(HUGE_PAGE) - first.addr();
-        let len = size_of_val(memory).saturating_sub(start) / HUGE_PAGE * HUGE_PAGE;
-        if len > 0 {
-            // SAFETY: the range lies in `memory`, on whole pages, and the advice changes no contents. A refusal does
-            // not matter.
-            unsafe { libc::madvise(first.add(start).cast(), len, libc::MADV_HUGEPAGE) };
-        }
-    }
+    advise(memory, HUGE_PAGE, libc::MADV_HUGEPAGE);
     let _ = memory;
+}
+
+/// Like [`advise_huge`], but for the states of many conversations, of which a server often uses the first few only. The
+/// beginning gets small pages, so a conversation takes only the memory of its own state.
+pub(crate) fn advise_huge_later<T>(memory: &mut [T]) {
+    let Some((first, later)) = memory.split_at_mut_checked(HUGE_PAGE / size_of::<T>()) else { return };
+    #[cfg(target_os = "linux")]
+    advise(first, 4096, libc::MADV_NOHUGEPAGE);
+    let _ = first;
+    advise_huge(later);
+}
+
+/// Gives the system advice on the whole pages in `memory`.
+#[cfg(target_os = "linux")]
+fn advise<T>(memory: &mut [T], page: usize, advice: libc::c_int) {
+    let first: *mut u8 = memory.as_mut_ptr().cast();
+    let start = first.addr().next_multiple_of(page) - first.addr();
+    let len = size_of_val(memory).saturating_sub(start) / page * page;
+    if len > 0 {
+        // SAFETY: the range lies in `memory`, on whole pages, and these kinds of advice change no contents. A refusal
+        // does not matter.
+        unsafe { libc::madvise(first.add(start).cast(), len, advice) };
+    }
 }
 
 /// Compiles an `#[inline(always)]` function of plain Rust for every instruction set, and runs the version for `isa`.

@@ -134,6 +134,14 @@ impl Source {
         file.into_iter().flat_map(|file| file.entries.keys().map(String::as_str))
     }
 
+    /// Returns whether two tensors in a file have the same type, shape and bytes.
+    pub(crate) fn are_equal(&self, one: &str, other: &str) -> bool {
+        let Self::File(file, _) = self else { return false };
+        let (Some(one), Some(other)) = (file.entries.get(one), file.entries.get(other)) else { return false };
+        let bytes = |entry: &Entry| file.parts.get(entry.range.clone());
+        one.shape == other.shape && one.kind == other.kind && bytes(one) == bytes(other)
+    }
+
     /// Makes an error that rejects tensors for these reasons.
     pub(crate) fn refuse(&self, problems: Vec<String>) -> LoadError {
         match self {

@@ -26,8 +26,8 @@ pub fn config(kind: &str, vocab: usize, hidden: usize) -> Value {
     if kind == "recurrent_gemma" {
         return json!({"model_type": kind, "architectures": ["RecurrentGemmaForCausalLM"], "vocab_size": vocab,
             "hidden_size": hidden, "intermediate_size": 3 * hidden, "num_hidden_layers": 3,
-            "_block_types": ["recurrent", "attention"], "num_attention_heads": 4, "num_key_value_heads": 2,
-            "head_dim": hidden / 4, "lru_width": null, "attention_window_size": 16, "conv1d_width": 4,
+            "_block_types": ["recurrent", "attention"], "num_attention_heads": 4, "num_key_value_heads": 1,
+            "head_dim": hidden / 4, "lru_width": 3 * hidden / 2, "attention_window_size": 16, "conv1d_width": 4,
             "logits_soft_cap": 30.0, "partial_rotary_factor": 0.5, "rope_theta": 10000.0, "rms_norm_eps": 1e-6,
             "hidden_activation": "gelu_pytorch_tanh", "attention_bias": false, "bos_token_id": 2, "eos_token_id": 1,
             "pad_token_id": 0, "torch_dtype": "bfloat16"});
@@ -133,9 +133,10 @@ pub fn tensors(config: &Value) -> Tensors {
 /// The tensors of RecurrentGemma; every second layer has attention.
 fn recurrent_gemma(config: &Value) -> Tensors {
     let number = |key: &str| config[key].as_u64().unwrap() as usize;
-    let (h, inner, heads, size) =
-        (number("hidden_size"), number("intermediate_size") / 2, number("num_attention_heads"), number("head_dim"));
-    let keys = number("num_key_value_heads") * size;
+    let (h, inner, heads) = (number("hidden_size"), number("intermediate_size") / 2, number("num_attention_heads"));
+    let keys = number("num_key_value_heads") * number("head_dim");
+    let lru = number("lru_width");
+    let size = lru / heads;
     let mut all: Tensors = vec![
         ("model.embed_tokens.weight".into(), vec![number("vocab_size"), h]),
         ("model.final_norm.weight".into(), vec![h]),
@@ -175,16 +176,18 @@ fn recurrent_gemma(config: &Value) -> Tensors {
                 (format!("temporal_block.rg_lru.{gate}_weight"), format!("temporal_block.rg_lru.{gate}_bias"));
             add(i, &[(&weight, &[heads, size, size]), (&bias, &[heads, size])]);
         }
-        for linear in ["linear_x", "linear_y", "linear_out"] {
-            let (weight, bias) = (format!("temporal_block.{linear}.weight"), format!("temporal_block.{linear}.bias"));
-            add(i, &[(&weight, &[h, h]), (&bias, &[h])]);
-        }
         add(
             i,
             &[
-                ("temporal_block.conv_1d.weight", &[h, 1, 4]),
-                ("temporal_block.conv_1d.bias", &[h]),
-                ("temporal_block.rg_lru.recurrent_param", &[h]),
+                ("temporal_block.linear_x.weight", &[lru, h]),
+                ("temporal_block.linear_x.bias", &[lru]),
+                ("temporal_block.linear_y.weight", &[lru, h]),
+                ("temporal_block.linear_y.bias", &[lru]),
+                ("temporal_block.linear_out.weight", &[h, lru]),
+                ("temporal_block.linear_out.bias", &[h]),
+                ("temporal_block.conv_1d.weight", &[lru, 1, 4]),
+                ("temporal_block.conv_1d.bias", &[lru]),
+                ("temporal_block.rg_lru.recurrent_param", &[lru]),
             ],
         );
     }

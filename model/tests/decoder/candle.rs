@@ -257,6 +257,12 @@ fn what_candle_does_not_support_is_refused_by_name() {
         ("recurrent_gemma", "attention_bias", "1", "attention_bias must be true or false"),
         ("recurrent_gemma", "partial_rotary_factor", "1.0", "partial_rotary_factor must be 0.5"),
         ("recurrent_gemma", "rope_parameters", r#"{"rope_type": "yarn"}"#, "rope_type must be \"default\""),
+        ("recurrent_gemma", "rope_parameters", r#"{"type": "linear"}"#, "type must be \"default\""),
+        ("recurrent_gemma", "rope_parameters", "[]", "rope_parameters must be an object"),
+        ("recurrent_gemma", "rope_scaling", r#"{"type": "linear"}"#, "rope_scaling must be null"),
+        ("recurrent_gemma", "embeddings_scale_by_sqrt_dim", "false", "embeddings_scale_by_sqrt_dim must be true"),
+        ("recurrent_gemma", "block_types", r#"["attention"]"#, "block_types must be "),
+        ("recurrent_gemma", "logits_soft_cap", "null", "logits_soft_cap must be a number"),
         ("recurrent_gemma", "logits_soft_cap", "0", "logits_soft_cap must be between 1 and"),
         ("rwkv5", "head_size", "48", "head_size must be a divisor of hidden_size (64)"),
         ("rwkv5", "attention_hidden_size", "32", "attention_hidden_size must be 64"),
@@ -291,7 +297,6 @@ fn missing_misshapen_and_unknown_tensors_are_listed_in_one_error() {
             let misshapen = misshapen.clone();
             shape[0] += 1;
             tensors.push(("other.weight".into(), vec![2]));
-            tensors.push(("lm_head.weight".into(), vec![61, 64]));
             let found = problems(&tensors);
             let named = |start: &str, name: &str| {
                 found.iter().filter(|problem| problem.starts_with(start) && problem.contains(name)).count()
@@ -303,7 +308,16 @@ fn missing_misshapen_and_unknown_tensors_are_listed_in_one_error() {
             ];
             assert_eq!((each, found.len()), ([1; 3], 3), "{missing}: {found:?}");
         }
-        // These shapes do not fit in memory, so they must be checked before any tensor is allocated.
+        // A copy of a tied embedding is accepted, but no other head.
+        published::write(folder.path(), &keys, &whole, 1);
+        let file = folder.path().join("model.safetensors");
+        let mut copied = candle_core::safetensors::load(&file, &Device::Cpu).unwrap();
+        copied.insert("lm_head.weight".into(), copied[&whole[0].0].clone());
+        candle_core::safetensors::save(&copied, &file).unwrap();
+        Checkpoint::open(folder.path()).unwrap().decoder(&Device::Cpu).unwrap();
+        let head = ("lm_head.weight".into(), vec![61, 64]);
+        assert_eq!(problems(&[&whole[..], &[head]].concat()), ["unknown tensor lm_head.weight"]);
+        // Tensors of these shapes do not fit in memory.
         let mut keys = keys.clone();
         keys["vocab_size"] = (1 << 22).into();
         keys["hidden_size"] = (1 << 16).into();

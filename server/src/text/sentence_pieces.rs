@@ -37,13 +37,16 @@ pub(super) fn check(tokenizer: &Tokenizer) -> Result<(), String> {
             kind(&normalizer)
         ));
     }
-    if !pre_tokenizer.is_null() && !is_metaspace(&pre_tokenizer) {
+    let replaces = steps(&normalizer).iter().any(is_replace);
+    // Gemma's tokenizers split at spaces, of which the normalizer has left none.
+    let splits_nothing = replaces && is_split_at_spaces(&pre_tokenizer);
+    if !pre_tokenizer.is_null() && !is_metaspace(&pre_tokenizer) && !splits_nothing {
         return Err(format!(
             "pre_tokenizer must be absent or Metaspace where the decoder is not ByteLevel, found {}",
             kind(&pre_tokenizer)
         ));
     }
-    if pre_tokenizer.is_null() && !steps(&normalizer).iter().any(is_replace) {
+    if pre_tokenizer.is_null() && !replaces {
         return Err(format!("normalizer or pre_tokenizer must put {SPACE} in the place of spaces, and none does"));
     }
     check_model(tokenizer)
@@ -66,10 +69,12 @@ fn check_model(tokenizer: &Tokenizer) -> Result<(), String> {
             "model must have byte_fallback where the decoder is not ByteLevel: other texts would be lost".into()
         );
     }
-    let missing = (0..=u8::MAX).filter(|byte| !matches!(byte, 0xc0 | 0xc1 | 0xf5..)).find(|byte| {
-        let name = format!("<0x{byte:02X}>");
-        tokenizer.token_to_id(&name).is_none()
-    });
+    // A byte that is a character needs no token of its own if the character has one: Gemma's tab, for example.
+    let has = |byte: &u8| {
+        let is_character = byte.is_ascii() && tokenizer.token_to_id(&char::from(*byte).to_string()).is_some();
+        is_character || tokenizer.token_to_id(&format!("<0x{byte:02X}>")).is_some()
+    };
+    let missing = (0..=u8::MAX).filter(|byte| !matches!(byte, 0xc0 | 0xc1 | 0xf5..)).find(|byte| !has(byte));
     missing.map_or(Ok(()), |byte| Err(format!("must have a token for every byte of a text, and has no <0x{byte:02X}>")))
 }
 
@@ -163,6 +168,10 @@ fn is_replace(step: &Value) -> bool {
 
 fn is_prepend(step: &Value) -> bool {
     step["type"] == "Prepend" && step["prepend"] == json!(SPACE)
+}
+
+fn is_split_at_spaces(part: &Value) -> bool {
+    part["type"] == "Split" && part["pattern"]["String"] == " " && part["invert"] == false
 }
 
 fn is_metaspace(part: &Value) -> bool {

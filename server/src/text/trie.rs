@@ -17,7 +17,7 @@ struct Node {
     first: u32,
 }
 
-/// No token has this id.
+/// No token has this id: ids are below the size of a vocabulary.
 const NONE: u32 = u32::MAX;
 
 impl Trie {
@@ -58,7 +58,7 @@ impl Trie {
     }
 }
 
-/// Vocabularies are files in memory, which have less than 4 GiB.
+/// The nodes of a vocabulary that fits in memory can be counted in 32 bits: building the trie takes dozens of bytes each.
 fn index(nodes: usize) -> u32 {
     u32::try_from(nodes).expect("a trie has fewer than 4 billion nodes")
 }

@@ -11,11 +11,14 @@ pub(crate) enum Space {
     Always,
     /// Nowhere.
     Never,
+    /// Nowhere, in the form of Gemma's tokenizers: the pre-tokenizer would split at spaces, but the normalizer has
+    /// replaced them all, and a tab is a token of its own instead of a byte.
+    Gemma,
     /// Before a text and after special tokens, by the normalizer.
     Prepend,
 }
 
-pub(crate) const SPACES: [Space; 4] = [Space::First, Space::Always, Space::Never, Space::Prepend];
+pub(crate) const SPACES: [Space; 5] = [Space::First, Space::Always, Space::Never, Space::Gemma, Space::Prepend];
 
 /// Special tokens, from id 0 on.
 pub(crate) const SPECIAL: [&str; 5] = ["<unk>", "<s>", "</s>", "[INST]", "[/INST]"];
@@ -46,6 +49,9 @@ pub(crate) fn tokenizer(space: Space) -> Value {
     let bytes = (0..=u8::MAX).map(|byte| format!("<0x{byte:02X}>"));
     let characters = ('!'..='~').chain(['\u{2581}', '\u{e9}', '\u{e0}']).map(String::from);
     let mut tokens: Vec<String> = SPECIAL.map(str::to_owned).into_iter().chain(bytes).chain(characters).collect();
+    if space == Space::Gemma {
+        *tokens.iter_mut().find(|token| *token == "<0x09>").unwrap() = "\t".into();
+    }
     let mut merges = Vec::new();
     for word in WORDS {
         let mut parts = word.chars().map(String::from);
@@ -72,6 +78,10 @@ pub(crate) fn tokenizer(space: Space) -> Value {
         Space::First => (Value::Null, metaspace("first")),
         Space::Always => (Value::Null, metaspace("always")),
         Space::Never => (replace, Value::Null),
+        Space::Gemma => (
+            replace,
+            json!({"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": false}),
+        ),
         Space::Prepend => {
             let steps = [json!({"type": "Prepend", "prepend": "\u{2581}"}), replace];
             (json!({"type": "Sequence", "normalizers": steps}), Value::Null)
@@ -81,7 +91,7 @@ pub(crate) fn tokenizer(space: Space) -> Value {
     let text = |id: &str| json!({"Sequence": {"id": id, "type_id": 0}});
     let decoder = json!({"type": "Sequence", "decoders": [
         {"type": "Replace", "pattern": {"String": "\u{2581}"}, "content": " "}, {"type": "ByteFallback"},
-        {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": usize::from(space != Space::Never), "stop": 0}]});
+        {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": usize::from(!matches!(space, Space::Never | Space::Gemma)), "stop": 0}]});
     json!({
         "version": "1.0", "truncation": null, "padding": null, "added_tokens": added.collect::<Vec<_>>(),
         "normalizer": normalizer, "pre_tokenizer": pre_tokenizer, "decoder": decoder,

@@ -175,5 +175,9 @@ fn a_folder_from_the_environment_is_measured_and_errors_are_reported() {
         command.env("TIDEGATE_MODEL", folder).env("TIDEGATE_THREADS", "1").output().unwrap()
     };
     assert!(named(folder).status.success());
-    assert!(String::from_utf8(named("/nowhere").stderr).unwrap().contains("error: /nowhere: there is no such file or folder"));
+    assert!(
+        String::from_utf8(named("/nowhere").stderr)
+            .unwrap()
+            .contains("error: /nowhere: there is no such file or folder")
+    );
 }

@@ -25,10 +25,11 @@ from .mamba2_fixture import AFTER, write_folder
 
 CONFIG = {
     "architectures": ["RecurrentGemmaForCausalLM"], "model_type": "recurrent_gemma", "vocab_size": 97, "hidden_size": 32,
-    "intermediate_size": 80, "num_hidden_layers": 5, "_block_types": ["recurrent", "recurrent", "attention"],
+    "intermediate_size": 80, "num_hidden_layers": 5, "block_types": ["recurrent", "recurrent", "attention"],
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "lru_width": 32, "attention_window_size": 24,
-    "conv1d_width": 4, "logits_soft_cap": 30.0, "partial_rotary_factor": 0.5, "rope_theta": 10000.0, "rms_norm_eps": 1e-6,
-    "hidden_activation": "gelu_pytorch_tanh", "attention_bias": False, "bos_token_id": 2, "eos_token_id": 1,
+    "conv1d_width": 4, "logits_soft_cap": 30.0, "rms_norm_eps": 1e-6, "attention_bias": True,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5},
+    "hidden_activation": "gelu_pytorch_tanh", "bos_token_id": 2, "eos_token_id": 1,
     "pad_token_id": 0, "torch_dtype": "bfloat16",
 }
 
@@ -37,9 +38,8 @@ def model() -> torch.nn.Module:
     """The model of `transformers`, its weights not set."""
     from transformers import RecurrentGemmaConfig, RecurrentGemmaForCausalLM
 
-    other = ("architectures", "model_type", "torch_dtype", "head_dim", "_block_types")
+    other = ("architectures", "model_type", "torch_dtype", "head_dim")
     keys = {name: value for name, value in CONFIG.items() if name not in other}
-    keys["block_types"] = CONFIG["_block_types"]
     return RecurrentGemmaForCausalLM(RecurrentGemmaConfig(**keys, attn_implementation="eager")).float().eval()
 
 

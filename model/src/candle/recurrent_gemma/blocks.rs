@@ -9,7 +9,7 @@ use super::config::Config;
 /// The exponent of the recurrence's decay (c in the paper).
 const SHARPNESS: f64 = 8.0;
 
-/// The weight of an RMSNorm, which is stored less 1.
+/// An RMSNorm. The checkpoint stores its weight minus 1.
 #[derive(Debug)]
 pub(super) struct Norm {
     weight: Tensor,
@@ -63,7 +63,7 @@ struct Recurrent {
     bias: Tensor,
     input_gate: Blocks,
     decay_gate: Blocks,
-    /// The logarithm of the strongest decay (1, lru).
+    /// The logarithm of the decay when the gate is 1 (1, lru).
     decay: Tensor,
 }
 

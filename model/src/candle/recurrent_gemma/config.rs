@@ -1,6 +1,6 @@
 //! The config of a RecurrentGemma checkpoint.
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::candle::keys::Keys;
 use crate::config::ConfigError;
@@ -62,11 +62,23 @@ pub(in crate::candle) fn config(keys: &Keys<'_>) -> Result<Config, ConfigError> 
     keys.only("head_dim", &json!(hidden / heads))?;
     keys.only("hidden_activation", &json!("gelu_pytorch_tanh"))?;
     keys.only("tie_word_embeddings", &json!(true))?;
-    // Newer configs have these keys in an object of their own.
-    let rotary = Keys(keys.get("rope_parameters").and_then(Value::as_object).unwrap_or(keys.0));
+    keys.only("embeddings_scale_by_sqrt_dim", &json!(true))?;
+    keys.only("rope_scaling", &Value::Null)?;
+    // Newer configs have these keys in an object of their own, which counts where both are given.
+    let none = Map::new();
+    let nested = match keys.get("rope_parameters") {
+        None | Some(Value::Null) => &none,
+        Some(Value::Object(nested)) => nested,
+        Some(found) => return Err(ConfigError::bound("rope_parameters", "an object", found)),
+    };
+    let rotary: Map<String, Value> =
+        keys.0.iter().chain(nested).map(|(key, value)| (key.clone(), value.clone())).collect();
+    let rotary = Keys(&rotary);
+    Keys(nested).only("type", &json!("default"))?;
     rotary.only("rope_type", &json!("default"))?;
     rotary.only("partial_rotary_factor", &json!(0.5))?;
-    let bias = keys.get("attention_bias").unwrap_or(&json!(false)).clone();
+    let window = ["attention_window_size", "sliding_window"].into_iter().find(|key| keys.get(key).is_some());
+    let bias = keys.get("attention_bias").filter(|bias| !bias.is_null()).unwrap_or(&json!(false)).clone();
     Ok(Config {
         vocab_size: keys.number("vocab_size", 1 << 22)?,
         hidden,
@@ -75,7 +87,7 @@ pub(in crate::candle) fn config(keys: &Keys<'_>) -> Result<Config, ConfigError> 
         key_heads,
         lru,
         taps: keys.number_or("conv1d_width", 4, 16)? - 1,
-        window: keys.number_or("attention_window_size", 2048, 1 << 20)?,
+        window: window.map_or(Ok(2048), |key| keys.number(key, 1 << 20))?,
         attention: attention(keys)?,
         attention_bias: bias.as_bool().ok_or_else(|| ConfigError::bound("attention_bias", "true or false", &bias))?,
         theta: rotary.float_or("rope_theta", 1e4, 1.0..=1e9)?,
@@ -87,7 +99,13 @@ pub(in crate::candle) fn config(keys: &Keys<'_>) -> Result<Config, ConfigError> 
 /// Returns for each layer whether it has attention: the block types are repeated for all layers.
 fn attention(keys: &Keys<'_>) -> Result<Vec<bool>, ConfigError> {
     let default = json!(DEFAULT_BLOCKS);
-    let found = keys.get("block_types").or_else(|| keys.get("_block_types")).unwrap_or(&default);
+    let given = |key| keys.get(key).filter(|found| !found.is_null());
+    let found = match (given("block_types"), given("_block_types")) {
+        (Some(found), Some(other)) if found != other => {
+            return Err(ConfigError::bound("block_types", format!("{other} as _block_types"), found));
+        }
+        (found, other) => found.or(other).unwrap_or(&default),
+    };
     let kind = |kind: &Value| match kind.as_str() {
         Some("recurrent") => Some(false),
         Some("attention") => Some(true),

@@ -1,5 +1,5 @@
-//! RecurrentGemma (Botev et al., 2024, "RecurrentGemma: Moving Past Transformers for Efficient Open Language Models"), in
-//! Hugging Face's layout (`RecurrentGemmaForCausalLM`). The architecture is Griffin (De et al., 2024, "Griffin: Mixing
+//! RecurrentGemma (Botev et al., 2024, "RecurrentGemma: Moving Past Transformers for Efficient Open Language
+//! Models"), in Hugging Face's layout (`RecurrentGemmaForCausalLM`). The architecture is Griffin (De et al., 2024, "Griffin: Mixing
 //! Gated Linear Recurrences with Local Attention for Efficient Language Models").
 //!
 //! Most layers have a gated linear recurrence, the RG-LRU; the others have softmax attention over a window. The blocks
@@ -72,14 +72,9 @@ impl RecurrentGemma {
         };
         Ok([tensor(cos)?, tensor(sin)?])
     }
-}
 
-impl Family for RecurrentGemma {
-    fn state(&self) -> StateShape {
-        state(&self.config)
-    }
-
-    fn step(&self, id: &Tensor, position: u64, state: &mut [LayerState]) -> Result<Tensor> {
+    /// Feeds one token through the layers -> (1, hidden)
+    fn layers(&self, id: &Tensor, position: u64, state: &mut [LayerState]) -> Result<Tensor> {
         let [state] = state else { unreachable!("the shape has one layer") };
         // Models are trained with this factor in bf16.
         let scale = half::bf16::from_f64((self.config.hidden as f64).sqrt()).to_f64();
@@ -91,8 +86,24 @@ impl Family for RecurrentGemma {
             x = layer.step(&x, position, &angles, own)?;
             state = rest;
         }
+        Ok(x)
+    }
+}
+
+impl Family for RecurrentGemma {
+    fn state(&self) -> StateShape {
+        state(&self.config)
+    }
+
+    fn step(&self, id: &Tensor, position: u64, state: &mut [LayerState]) -> Result<Tensor> {
+        let x = self.layers(id, position, state)?;
         let logits = self.norm.forward(&x)?.matmul(&self.embedding.embeddings().t()?)?;
         let cap = self.config.soft_cap;
         (logits / cap)?.tanh()? * cap
+    }
+
+    /// The head is a quarter of the work of the published models.
+    fn read(&self, id: &Tensor, position: u64, state: &mut [LayerState]) -> Result<()> {
+        self.layers(id, position, state).map(drop)
     }
 }
