@@ -103,9 +103,7 @@ pub(crate) fn listed(args: &ServeArgs) -> Result<Vec<Named>> {
     let named = |name: String, at: At| Named { name, place: Place { at, vocabulary: vocabulary.clone() } };
     for given in &args.model.model {
         let (at, name) = split(given);
-        if let Some(reason) = at.missing() {
-            bail!("--model {at}: {reason}");
-        }
+        at.check().context("--model")?;
         if let At::Path(folder) = &at {
             let found = folder.is_file() || folder.join("config.json").is_file();
             ensure!(found, "--model {}: the folder has no config.json", folder.display());
@@ -236,7 +234,7 @@ mod tests {
                 Ok(sources(models).unwrap().into_iter().map(|source| (source.name, source.folder)).collect())
             }
             Ok(Given::One { .. }) => Err("one".into()),
-            Err(error) => Err(error.to_string()),
+            Err(error) => Err(format!("{error:#}")),
         }
     }
 

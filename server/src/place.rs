@@ -4,7 +4,7 @@ use std::fmt::{self, Display};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Error, Result};
+use anyhow::{Context, Error, Result, bail};
 use tidegate_model::checkpoint::FileKind;
 use tidegate_server::checkpoint::Files;
 use tidegate_server::text::vocabulary_of_file;
@@ -40,22 +40,21 @@ impl At {
         }
     }
 
-    /// Returns why there is nothing at the path. Returns `None` if there is something, and for a name on a hub.
-    pub(crate) fn missing(&self) -> Option<String> {
-        const MISSING: &str = "there is no such file or folder";
-        let Self::Path(path) = self else { return None };
-        match path.try_exists() {
-            Ok(true) => None,
-            Err(error) => Some(error.to_string()),
-            Ok(false) => match path.to_str().and_then(|text| text.parse::<HubName>().ok()) {
-                // Only the folder of its organization keeps it from being a name: see `HubName::of`.
-                Some(name) => {
-                    let folder = name.model().split('/').next().unwrap_or_default();
-                    Some(format!("{MISSING}, and it is read as a path, not a name on a hub, because {folder} exists"))
-                }
-                None => Some(format!("{MISSING}, and it is not a model's name on a hub")),
-            },
+    /// Refuses a path at which there is no file or folder.
+    pub(crate) fn check(&self) -> Result<()> {
+        let Self::Path(path) = self else { return Ok(()) };
+        if path.try_exists().with_context(|| path.display().to_string())? {
+            return Ok(());
         }
+        let why = match path.to_str().and_then(|text| text.parse::<HubName>().ok()) {
+            // Only the folder of its organization keeps it from being a name: see `HubName::of`.
+            Some(name) => {
+                let folder = name.model().split('/').next().unwrap_or_default();
+                format!("it is read as a path, not a name on a hub, because {folder} exists")
+            }
+            None => "it is not a model's name on a hub".into(),
+        };
+        bail!("{}: there is no such file or folder, and {why}", path.display())
     }
 
     /// Returns only the folder or file, for uses that read no text.
@@ -64,14 +63,6 @@ impl At {
         match self {
             Self::Path(path) => Ok(path),
             Self::Hub(name) => Ok(fetched(&name, None)?.path),
-        }
-    }
-
-    /// Refuses a path at which there is nothing.
-    fn check(&self) -> Result<()> {
-        match self.missing() {
-            Some(reason) => Err(Error::msg(format!("{self}: {reason}"))),
-            None => Ok(()),
         }
     }
 }

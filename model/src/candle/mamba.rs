@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::family::{Family, LayerState, StateShape};
 use super::keys::Keys;
-use super::tensors::{Named, load_unchecked};
+use super::tensors::{Named, Unknown, load};
 use crate::config::ConfigError;
 use crate::weights::{LoadError, Source};
 
@@ -89,7 +89,8 @@ pub(super) struct Mamba {
 
 impl Mamba {
     pub(super) fn load(config: &Config, source: &Source, device: &Device) -> std::result::Result<Self, LoadError> {
-        let model = load_unchecked(source, named, device, |weights| Model::new(config, weights.pp("backbone")))?;
+        let model =
+            load(source, Unknown::Refused, named, device, |weights| Model::new(config, weights.pp("backbone")))?;
         Ok(Self { config: config.clone(), model })
     }
 }

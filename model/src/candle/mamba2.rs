@@ -5,7 +5,7 @@ use candle_transformers::models::mamba2::{Config, Model, State};
 
 use super::family::{Family, LayerState, StateShape};
 use super::keys::fixed;
-use super::tensors::{Named, load};
+use super::tensors::{Named, Unknown, load};
 use crate::config::{ConfigError, DecoderConfig, StateSpace};
 use crate::weights::{LoadError, Source};
 
@@ -64,7 +64,8 @@ pub(super) struct Mamba2 {
 
 impl Mamba2 {
     pub(super) fn load(config: &Config, source: &Source, device: &Device) -> std::result::Result<Self, LoadError> {
-        let model = load(source, Named::plain, device, |weights| Model::new(config, weights.pp("backbone")))?;
+        let model =
+            load(source, Unknown::Ignored, Named::plain, device, |weights| Model::new(config, weights.pp("backbone")))?;
         Ok(Self { config: config.clone(), model })
     }
 }

@@ -88,7 +88,7 @@ impl Checkpoint {
 
     /// The number of weights.
     pub fn parameters(&self) -> u64 {
-        self.source.shapes().map(|shape| shape.iter().product::<usize>() as u64).sum()
+        self.source.tensors().map(|(_, shape)| shape.iter().product::<usize>() as u64).sum()
     }
 
     /// Loads the weights as f32.

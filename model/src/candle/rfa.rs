@@ -3,7 +3,7 @@
 use candle_core::{Device, Result, Tensor};
 
 use super::family::{Family, LayerState, StateShape};
-use super::tensors::{Named, load};
+use super::tensors::{Named, Unknown, load};
 use crate::config::{ConfigError, DecoderConfig};
 use crate::portable::{self, Decoder, State};
 use crate::weights::{LoadError, Source};
@@ -30,7 +30,7 @@ impl Decoder {
         source: &Source,
         device: &Device,
     ) -> std::result::Result<Self, LoadError> {
-        load(source, Named::plain, device, |weights| Self::new(config.clone(), &weights))
+        load(source, Unknown::Ignored, Named::plain, device, |weights| Self::new(config.clone(), &weights))
     }
 }
 

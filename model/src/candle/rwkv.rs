@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::family::{Family, LayerState, StateShape};
 use super::keys::Keys;
-use super::tensors::{Named, load_unchecked};
+use super::tensors::{Named, Unknown, load};
 use crate::config::ConfigError;
 use crate::weights::{LoadError, Source};
 
@@ -97,7 +97,7 @@ impl Rwkv {
         source: &Source,
         device: &Device,
     ) -> std::result::Result<Self, LoadError> {
-        let model = load_unchecked(source, named, device, |weights| {
+        let model = load(source, Unknown::Refused, named, device, |weights| {
             Ok(if kind == MODEL_TYPES[0] {
                 Model::V5(rwkv_v5::Model::new(config, weights)?)
             } else {

@@ -5,7 +5,7 @@ use candle_transformers::models::rwkv_v7::{Config, Model, ModelVersion, State, S
 
 use super::family::{Family, LayerState, StateShape};
 use super::keys::fixed;
-use super::tensors::{Named, load};
+use super::tensors::{Named, Unknown, load};
 use crate::config::{ConfigError, DecoderConfig};
 use crate::schema::native::NAMES;
 use crate::weights::{LoadError, Source};
@@ -65,7 +65,7 @@ pub(super) struct Rwkv7 {
 
 impl Rwkv7 {
     pub(super) fn load(config: &Config, source: &Source, device: &Device) -> std::result::Result<Self, LoadError> {
-        let model = load(source, named, device, |weights| Model::new(config, weights))?;
+        let model = load(source, Unknown::Ignored, named, device, |weights| Model::new(config, weights))?;
         Ok(Self { config: config.clone(), model })
     }
 }

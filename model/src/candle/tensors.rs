@@ -50,42 +50,25 @@ struct Seen {
     failure: Option<LoadError>,
 }
 
-/// Builds a candle model from a checkpoint whose tensors have been checked. `named` maps the model's tensor names to
-/// stored tensors.
+/// What to do about stored tensors that the model does not ask for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Unknown {
+    /// Refuse them: no schema has checked the checkpoint.
+    Refused,
+    /// Ignore them: a schema has checked the checkpoint.
+    Ignored,
+}
+
+/// Builds a candle model from a checkpoint. `named` maps the model's tensor names to stored tensors.
 ///
 /// # Errors
 /// [`LoadError::Tensors`] lists everything that is wrong with the tensors.
 pub(super) fn load<M>(
     source: &Source,
+    unknown: Unknown,
     named: fn(&str) -> Named,
     device: &Device,
     new: impl FnOnce(VarBuilder<'_>) -> Result<M>,
-) -> std::result::Result<M, LoadError> {
-    build(source, named, device, new, |_| Vec::new())
-}
-
-/// Like [`load`], for a checkpoint that nothing has checked: tensors that the model does not ask for are wrong, too.
-pub(super) fn load_unchecked<M>(
-    source: &Source,
-    named: fn(&str) -> Named,
-    device: &Device,
-    new: impl FnOnce(VarBuilder<'_>) -> Result<M>,
-) -> std::result::Result<M, LoadError> {
-    build(source, named, device, new, |found| {
-        // A head that is tied to the embedding may be stored a second time.
-        let is_copy = |name: &str| name == HEAD && found.iter().any(|other| source.are_equal(name, other));
-        let unknown = source.names().filter(|name| !found.contains(*name) && !is_copy(name));
-        unknown.map(|name| format!("unknown tensor {name}")).collect()
-    })
-}
-
-/// `unknown` lists what is wrong with the stored tensors that the model did not ask for.
-fn build<M>(
-    source: &Source,
-    named: fn(&str) -> Named,
-    device: &Device,
-    new: impl FnOnce(VarBuilder<'_>) -> Result<M>,
-    unknown: impl FnOnce(&BTreeSet<String>) -> Vec<String>,
 ) -> std::result::Result<M, LoadError> {
     let seen = Mutex::default();
     let tensors = Tensors { source, named, seen: &seen };
@@ -95,8 +78,11 @@ fn build<M>(
         return Err(failure);
     }
     // A model that was not finished has not asked for all of its tensors.
-    if made.is_ok() {
-        problems.extend(unknown(&found));
+    if made.is_ok() && unknown == Unknown::Refused {
+        // A head that is tied to the embedding may be stored a second time.
+        let is_copy = |name: &str| name == HEAD && found.iter().any(|other| source.are_equal(name, other));
+        let others = source.tensors().filter(|(name, _)| !found.contains(*name) && !is_copy(name));
+        problems.extend(others.map(|(name, _)| format!("unknown tensor {name}")));
     }
     if problems.is_empty() { Ok(made?) } else { Err(source.refuse(problems)) }
 }
@@ -158,27 +144,26 @@ impl Tensors<'_> {
             let numbers = if self.seen().problems.is_empty() { Some(self.numbers(&found)?) } else { None };
             Ok((numbers, found.shape))
         });
-        let (error, shape) = match read {
+        let shape = match read {
             Ok((Some(numbers), shape)) => return Tensor::from_vec(numbers, shape, device)?.to_dtype(dtype),
-            Ok((None, shape)) => (None, Some(shape)),
-            Err(error) => (Some(error), wanted.map(<[usize]>::to_vec)),
-        };
-        let mut message = Error::Msg(format!("{name} cannot be read"));
-        let mut seen = self.seen();
-        match error {
-            Some(LoadError::Tensors { problems, .. }) => seen.problems.extend(problems),
-            Some(error) => {
-                message = Error::Msg(error.to_string());
-                seen.failure = Some(error);
+            Ok((None, shape)) => Some(shape),
+            Err(LoadError::Tensors { problems, .. }) => {
+                self.seen().problems.extend(problems);
+                wanted.map(<[usize]>::to_vec)
+            }
+            Err(error) => {
+                let message = Error::Msg(error.to_string());
+                self.seen().failure = Some(error);
                 return Err(message);
             }
-            None => {}
-        }
+        };
         // Let the model ask for its other tensors, so that all problems are found. The placeholder is a single zero,
         // whatever its shape: a wrong config may ask for more memory than there is.
         match shape {
-            Some(shape) if seen.problems.len() < MOST_PROBLEMS => Tensor::zeros((), dtype, device)?.broadcast_as(shape),
-            _ => Err(message),
+            Some(shape) if self.seen().problems.len() < MOST_PROBLEMS => {
+                Tensor::zeros((), dtype, device)?.broadcast_as(shape)
+            }
+            _ => Err(Error::Msg(format!("{name} has no placeholder"))),
         }
     }
 

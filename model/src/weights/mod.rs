@@ -120,23 +120,23 @@ pub(crate) enum Source {
 }
 
 impl Source {
-    /// The shape of a tensor, if the source is a file that has it.
-    pub(crate) fn shape(&self, name: &str) -> Option<&[usize]> {
-        match self {
-            Self::File(file, _) => file.entries.get(name).map(|entry| &*entry.shape),
-            Self::Random(..) => None,
-        }
+    fn file(&self) -> Option<&File> {
+        if let Self::File(file, _) = self { Some(file) } else { None }
     }
 
-    /// The names of all tensors in a file.
-    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
-        let file = if let Self::File(file, _) = self { Some(file) } else { None };
-        file.into_iter().flat_map(|file| file.entries.keys().map(String::as_str))
+    /// The shape of a tensor, if the source is a file that has it.
+    pub(crate) fn shape(&self, name: &str) -> Option<&[usize]> {
+        Some(&self.file()?.entries.get(name)?.shape)
+    }
+
+    /// The names and shapes of all tensors in a file.
+    pub(crate) fn tensors(&self) -> impl Iterator<Item = (&str, &[usize])> {
+        self.file().into_iter().flat_map(|file| &file.entries).map(|(name, entry)| (name.as_str(), &*entry.shape))
     }
 
     /// Returns whether two tensors in a file have the same type, shape and bytes.
     pub(crate) fn are_equal(&self, one: &str, other: &str) -> bool {
-        let Self::File(file, _) = self else { return false };
+        let Some(file) = self.file() else { return false };
         let (Some(one), Some(other)) = (file.entries.get(one), file.entries.get(other)) else { return false };
         let bytes = |entry: &Entry| file.parts.get(entry.range.clone());
         one.shape == other.shape && one.kind == other.kind && bytes(one) == bytes(other)
@@ -144,16 +144,10 @@ impl Source {
 
     /// Makes an error that rejects tensors for these reasons.
     pub(crate) fn refuse(&self, problems: Vec<String>) -> LoadError {
-        match self {
-            Self::File(file, _) => file.refuse(problems),
-            Self::Random(..) => LoadError::Tensors { file: "random weights".into(), config: "the config", problems },
+        match self.file() {
+            Some(file) => file.refuse(problems),
+            None => LoadError::Tensors { file: "random weights".into(), config: "the config", problems },
         }
-    }
-
-    /// The shapes of all tensors in a file.
-    pub(crate) fn shapes(&self) -> impl Iterator<Item = &[usize]> {
-        let file = if let Self::File(file, _) = self { Some(file) } else { None };
-        file.into_iter().flat_map(|file| file.entries.values().map(|entry| &*entry.shape))
     }
 }
 

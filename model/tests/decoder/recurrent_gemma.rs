@@ -4,7 +4,7 @@
 
 use std::collections::HashMap;
 
-use tidegate_model::candle::{CandlePool, Checkpoint};
+use tidegate_model::candle::{CandlePool, Checkpoint, Config};
 use tidegate_model::{Backend, Device, Tensor};
 
 use crate::common::{distance, flat};
@@ -69,4 +69,17 @@ fn logits_and_states_agree_with_transformers() {
         compare(&pool, after, &golden);
         read = after;
     }
+}
+
+/// The state of the published model with 2 billion parameters, whose config leaves some keys to the model.
+#[test]
+fn the_published_model_has_a_state_of_34_megabytes() {
+    let config = serde_json::json!({
+        "model_type": "recurrent_gemma", "vocab_size": 256_000, "hidden_size": 2560, "intermediate_size": 15_360,
+        "num_hidden_layers": 26, "num_attention_heads": 10, "num_key_value_heads": 1, "head_dim": 256, "lru_width": null,
+    });
+    // 18 layers keep h and three inputs, 8 layers keep 2,048 keys and values.
+    let numbers = 18 * 4 * 2560 + 8 * 2 * 2048 * 256;
+    assert_eq!(Config::from_json(&config.to_string()).unwrap().state_bytes(), 4 * numbers);
+    assert_eq!(4 * numbers / 1_000_000, 34);
 }

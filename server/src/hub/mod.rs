@@ -6,9 +6,9 @@
 //! missing files of a revision, `vocabulary` finds RWKV's vocabulary for files without one, `fetch` assembles a model,
 //! and `list` lists the cached models.
 //!
-//! The client is our own because the crate `hf-hub`, read at version 1.0, starts an interrupted download again from its
-//! first byte and does not compare files with their digests. It would also bring an asynchronous HTTP client, `reqwest`,
-//! into builds that need none.
+//! The client is our own because the crate `hf-hub`, read around version 1.0, starts an interrupted HTTP download again
+//! from its first byte and does not compare the file with a digest. It would also bring an asynchronous HTTP client,
+//! `reqwest`, into builds that need none.
 
 mod address;
 mod cache;

@@ -77,7 +77,7 @@ pub(in crate::candle) fn config(keys: &Keys<'_>) -> Result<Config, ConfigError> 
     Keys(nested).only("type", &json!("default"))?;
     rotary.only("rope_type", &json!("default"))?;
     rotary.only("partial_rotary_factor", &json!(0.5))?;
-    let window = ["attention_window_size", "sliding_window"].into_iter().find(|key| keys.get(key).is_some());
+    let window = given(keys, ["attention_window_size", "sliding_window"])?;
     let bias = keys.get("attention_bias").filter(|bias| !bias.is_null()).unwrap_or(&json!(false)).clone();
     Ok(Config {
         vocab_size: keys.number("vocab_size", 1 << 22)?,
@@ -87,7 +87,7 @@ pub(in crate::candle) fn config(keys: &Keys<'_>) -> Result<Config, ConfigError> 
         key_heads,
         lru,
         taps: keys.number_or("conv1d_width", 4, 16)? - 1,
-        window: window.map_or(Ok(2048), |key| keys.number(key, 1 << 20))?,
+        window: window.map_or(Ok(2048), |(key, _)| keys.number(key, 1 << 20))?,
         attention: attention(keys)?,
         attention_bias: bias.as_bool().ok_or_else(|| ConfigError::bound("attention_bias", "true or false", &bias))?,
         theta: rotary.float_or("rope_theta", 1e4, 1.0..=1e9)?,
@@ -96,16 +96,21 @@ pub(in crate::candle) fn config(keys: &Keys<'_>) -> Result<Config, ConfigError> 
     })
 }
 
+/// Returns a value that has two names in published configs, with the name that was used. Refuses two different values.
+fn given<'a>(keys: &Keys<'a>, names: [&'static str; 2]) -> Result<Option<(&'static str, &'a Value)>, ConfigError> {
+    let value = |name: &'static str| Some((name, keys.0.get(name).filter(|found| !found.is_null())?));
+    match names.map(value) {
+        [Some((name, found)), Some((other, found_there))] if found != found_there => {
+            Err(ConfigError::bound(name, format!("{found_there}, as {other} is"), found))
+        }
+        [one, other] => Ok(one.or(other)),
+    }
+}
+
 /// Returns for each layer whether it has attention: the block types are repeated for all layers.
 fn attention(keys: &Keys<'_>) -> Result<Vec<bool>, ConfigError> {
     let default = json!(DEFAULT_BLOCKS);
-    let given = |key| keys.get(key).filter(|found| !found.is_null());
-    let found = match (given("block_types"), given("_block_types")) {
-        (Some(found), Some(other)) if found != other => {
-            return Err(ConfigError::bound("block_types", format!("{other} as _block_types"), found));
-        }
-        (found, other) => found.or(other).unwrap_or(&default),
-    };
+    let (name, found) = given(keys, ["block_types", "_block_types"])?.unwrap_or(("block_types", &default));
     let kind = |kind: &Value| match kind.as_str() {
         Some("recurrent") => Some(false),
         Some("attention") => Some(true),
@@ -114,6 +119,6 @@ fn attention(keys: &Keys<'_>) -> Result<Vec<bool>, ConfigError> {
     let kinds = found.as_array().and_then(|kinds| kinds.iter().map(kind).collect::<Option<Vec<_>>>());
     let kinds = kinds
         .filter(|kinds| !kinds.is_empty())
-        .ok_or_else(|| ConfigError::bound("block_types", "a list of \"recurrent\" and \"attention\"", found))?;
+        .ok_or_else(|| ConfigError::bound(name, "a list of \"recurrent\" and \"attention\"", found))?;
     Ok(kinds.iter().copied().cycle().take(keys.number("num_hidden_layers", 1024)?).collect())
 }

@@ -1,6 +1,6 @@
 //! RecurrentGemma (Botev et al., 2024, "RecurrentGemma: Moving Past Transformers for Efficient Open Language
-//! Models"), in Hugging Face's layout (`RecurrentGemmaForCausalLM`). The architecture is Griffin (De et al., 2024, "Griffin: Mixing
-//! Gated Linear Recurrences with Local Attention for Efficient Language Models").
+//! Models"), in Hugging Face's layout (`RecurrentGemmaForCausalLM`). The architecture is Griffin (De et al., 2024,
+//! "Griffin: Mixing Gated Linear Recurrences with Local Attention for Efficient Language Models").
 //!
 //! Most layers have a gated linear recurrence, the RG-LRU; the others have softmax attention over a window. The blocks
 //! are our own, because in `candle-transformers` the state of the model is private and its attention keeps every token.
@@ -14,7 +14,7 @@ use candle_core::{Device, Result, Tensor};
 use candle_nn::{Embedding, Module, embedding};
 
 use super::family::{Family, LayerState, StateShape};
-use super::tensors::{Named, load_unchecked};
+use super::tensors::{Named, Unknown, load};
 use crate::weights::{LoadError, Source};
 use blocks::{Angles, Layer, Norm};
 pub(super) use config::{Config, config};
@@ -50,7 +50,7 @@ pub(super) struct RecurrentGemma {
 
 impl RecurrentGemma {
     pub(super) fn load(config: &Config, source: &Source, device: &Device) -> std::result::Result<Self, LoadError> {
-        load_unchecked(source, Named::plain, device, |weights| {
+        load(source, Unknown::Refused, Named::plain, device, |weights| {
             let weights = weights.pp("model");
             let layer = |(i, &attention)| Layer::new(config, attention, &weights.pp("layers").pp(i));
             Ok(Self {
@@ -102,7 +102,7 @@ impl Family for RecurrentGemma {
         (logits / cap)?.tanh()? * cap
     }
 
-    /// The head is a quarter of the work of the published models.
+    /// Without the head, which is a quarter of the work of the published model with 2 billion parameters.
     fn read(&self, id: &Tensor, position: u64, state: &mut [LayerState]) -> Result<()> {
         self.layers(id, position, state).map(drop)
     }
