@@ -158,31 +158,19 @@ pub(crate) fn sources(models: Vec<Named>) -> Result<Vec<ModelSource>> {
     models.into_iter().map(source).collect()
 }
 
-/// Returns a hash that changes with the names, sizes and times of the files in a folder, or with those of a file and
-/// its vocabulary.
-fn stamp(folder: &Path, vocabulary: Option<&Path>) -> u64 {
-    if folder.is_file() {
-        let mut hasher = DefaultHasher::new();
-        for file in [Some(folder), vocabulary].into_iter().flatten() {
-            let about = std::fs::metadata(file).ok();
-            (file, about.map(|about| (about.len(), about.modified().ok()))).hash(&mut hasher);
-        }
-        return hasher.finish();
-    }
-    let entries = folder.read_dir().into_iter().flatten().flatten();
-    let mut files: Vec<_> = entries
-        .map(|entry| {
-            let about = std::fs::metadata(entry.path()).ok();
-            (
-                entry.file_name(),
-                about.as_ref().map(std::fs::Metadata::len),
-                about.and_then(|about| about.modified().ok()),
-            )
-        })
-        .collect();
+/// Returns a hash that changes with the names, sizes and times of the model's files and of its vocabulary.
+fn stamp(model: &Path, vocabulary: Option<&Path>) -> u64 {
+    let mut files: Vec<PathBuf> = match model.read_dir() {
+        Ok(entries) => entries.flatten().map(|entry| entry.path()).collect(),
+        Err(_) => vec![model.into()],
+    };
+    files.extend(vocabulary.map(Path::to_path_buf));
     files.sort();
     let mut hasher = DefaultHasher::new();
-    files.hash(&mut hasher);
+    for file in files {
+        let about = std::fs::metadata(&file).ok();
+        (file, about.map(|about| (about.len(), about.modified().ok()))).hash(&mut hasher);
+    }
     hasher.finish()
 }
 
@@ -311,14 +299,22 @@ mod tests {
         }
         let found = several(&["--model", &path("a.gguf"), "--model", &format!("{}=c", path("b.gguf"))]).unwrap();
         assert_eq!(found, [("a".into(), path("a.gguf").into()), ("c".into(), path("b.gguf").into())]);
-        let (model, vocabulary) = (path("a.gguf"), path("vocabulary.txt"));
-        let stamps = || [None, Some(Path::new(&vocabulary))].map(|vocabulary| stamp(Path::new(&model), vocabulary));
-        let [alone, with] = stamps();
-        assert_ne!(alone, with);
-        std::fs::write(&vocabulary, "more").unwrap();
-        assert!(stamps()[0] == alone && stamps()[1] != with);
-        std::fs::write(&model, "more").unwrap();
-        assert_ne!(stamps()[0], alone);
+    }
+
+    #[test]
+    fn a_stamp_changes_with_the_model_and_with_its_vocabulary() {
+        let (models, vocabulary) = (folder(&["m"]), tempfile::NamedTempFile::new().unwrap());
+        let (folder, file) = (models.path().join("m"), models.path().join("a.gguf"));
+        std::fs::write(&file, "").unwrap();
+        for (model, part) in [(&file, file.clone()), (&folder, folder.join("config.json"))] {
+            let stamps = || [None, Some(vocabulary.path())].map(|vocabulary| stamp(model, vocabulary));
+            let [alone, with] = stamps();
+            assert_ne!(alone, with);
+            std::fs::write(&vocabulary, format!("vocabulary of {}", part.display())).unwrap();
+            assert!(stamps()[0] == alone && stamps()[1] != with, "{}", part.display());
+            std::fs::write(&part, "longer than any config.json that tests write".repeat(99)).unwrap();
+            assert_ne!(stamps()[0], alone, "{}", part.display());
+        }
     }
 
     #[test]

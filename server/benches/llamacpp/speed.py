@@ -2,7 +2,8 @@
 
     python speed.py --rounds 3 --tidegate tidegate --llama-bench llama-bench FILE.gguf ...
 
-Prints a Markdown table: median of the rounds (least–most).
+A model SHAPE:TYPE=FILE.gguf compares a shape of `tidegate bench` in a type of weights with llama.cpp and that file, such as
+125m:q8_0=llama-125m-q8_0.gguf. Prints a Markdown table: median of the rounds (least–most).
 """
 
 import argparse
@@ -16,29 +17,33 @@ import sys
 from servers import spread
 
 
-def output(command, model, arguments):
-    print(f"{model.stem}: {command[0]}", end="\r", file=sys.stderr, flush=True)
-    line = [*command, str(model), *arguments]
+def output(command, arguments):
+    print(*command, end="\033[K\r", file=sys.stderr, flush=True)
+    line = [*command, *arguments.split()]
     return subprocess.run(line, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True).stdout.decode()
 
 
 def tidegate(model, given):
-    flags = f"--threads 1,2 --depths 0 --batch 1 --prompt {given.prompt} --steps {given.steps} --rounds 1 --output json"
-    for line in output([given.tidegate, "bench", "--model"], model, flags.split()).splitlines():
+    shape, _, file = model.rpartition("=")
+    kind, _, weights = shape.partition(":")
+    served = ["--shape", kind, "--weights", weights] if shape else ["--model", file]
+    flags = f"--threads 1,2 --depths {given.depths} --batch 1 --prompt {given.prompt} --steps {given.steps}"
+    for line in output([given.tidegate, "bench", *served], f"{flags} --rounds 1 --output json").splitlines():
         row = json.loads(line)
-        yield ("prompt" if row["kind"] == "prefill" else "decode", row["threads"]), row
+        yield ("prompt" if row["kind"] == "prefill" else "decode", row["depth"], row["threads"]), row
 
 
 def llama(model, given):
-    flags = f"-t 1,2 -p {given.prompt} -n {given.steps} -r 1 -o json"
-    for row in json.loads(output([given.llama_bench, "-m"], model, flags.split())):
-        yield ("prompt" if row["n_prompt"] else "decode", row["n_threads"]), row["avg_ts"]
+    flags = f"-t 1,2 -d {given.depths} -p {given.prompt} -n {given.steps} -r 1 -o json"
+    for row in json.loads(output([given.llama_bench, "-m", model.rpartition("=")[2]], flags)):
+        yield ("prompt" if row["n_prompt"] else "decode", row["n_depth"], row["n_threads"]), row["avg_ts"]
 
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-parser.add_argument("models", nargs="+", type=pathlib.Path)
+parser.add_argument("models", nargs="+")
 parser.add_argument("--tidegate", default="tidegate")
 parser.add_argument("--llama-bench", default="llama-bench")
+parser.add_argument("--depths", default="0")
 parser.add_argument("--prompt", type=int, default=512)
 parser.add_argument("--steps", type=int, default=24)
 parser.add_argument("--rounds", type=int, default=3)
@@ -51,8 +56,9 @@ for _ in range(given.rounds):
             shares[model, *case].append(row["roof_share"])
         for case, rate in llama(model, given):
             theirs[model, *case].append(rate)
-print("| model | | threads | Tidegate | llama.cpp | ratio | share of the machine's limit |\n| --- | --- | --- | --- | --- | --- | --- |")
-for model, kind, threads in ours:
-    a, b, share = (table[model, kind, threads] for table in (ours, theirs, shares))
-    ratio = statistics.median(a) / statistics.median(b)
-    print(f"| {model.stem} | {kind} | {threads} | {spread(a, 1)} | {spread(b, 1)} | {ratio:.2f} | {statistics.median(share):.2f} |")
+print("| model | | depth | threads | Tidegate | llama.cpp | ratio | share of the machine's limit |")
+print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+for model, kind, depth, threads in ours:
+    a, b, share = (table[model, kind, depth, threads] for table in (ours, theirs, shares))
+    figures = f"{spread(a, 1)} | {spread(b, 1)} | {statistics.median(a) / statistics.median(b):.2f} | {statistics.median(share):.2f}"
+    print(f"| {pathlib.Path(model).stem} | {kind} | {depth} | {threads} | {figures} |")

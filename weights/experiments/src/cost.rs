@@ -74,8 +74,9 @@ pub fn gather(files: &[PathBuf], command: &str, name: impl Fn(&Path) -> String) 
     let (machines, dates) = (distinct(|line| &line.machine), distinct(|line| &line.date));
     let mut settings = settings(&all);
     if machines.is_empty() || dates.is_empty() || all.iter().all(|line| line.command.is_none()) {
-        let text = "where bench's lines do not say them: bench's command is put together from their numbers, the machine is \
-                    that which gathered them, the date the newest file's";
+        let text = "What the output of bench does not state is filled in: the command is reconstructed from the \
+                    numbers in the output, the machine is the one that gathered the files, and the date is that of the \
+                    newest file.";
         settings.insert("origin".into(), text.into());
     }
     let written = chrono::DateTime::<chrono::Utc>::from(written).format("%Y-%m-%d").to_string();
@@ -178,15 +179,15 @@ fn settings(lines: &[Line]) -> Map<String, Value> {
     }
     settings.insert(
         "tokens_per_second".into(),
-        "of all rows together; the median of the rounds, low and high their ends".into(),
+        "The total of all rows: the median over the rounds. low and high are the lowest and highest round.".into(),
     );
     let drawn = each_once(lines.iter().filter(|line| line.past == "drawn").map(|line| line.mixer.clone()));
     if !drawn.is_empty() {
-        let text = format!("the keys and values of what {} read before are random numbers", drawn.join(" and "));
+        let text = format!("For {}, the keys and values of earlier tokens are random numbers.", drawn.join(" and "));
         settings.insert("past".into(), text.into());
     }
     if lines.iter().any(|line| line.mixer == "softmax") {
-        settings.insert("state_bytes".into(), "of softmax: room for the longest text of the run".into());
+        settings.insert("state_bytes".into(), "Softmax reserves room for the longest text of the run.".into());
     }
     settings
 }

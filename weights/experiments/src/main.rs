@@ -155,15 +155,24 @@ impl Approximation {
         let inputs = sources.iter().map(|source| source.load(shape)).collect::<Result<Vec<_>, _>>()?;
         let bar = progress_bar(approximation::steps(&options) * sources.len() as u64);
         let mut common = settings(json!({
-            "error": "mean over all outputs of (estimate - softmax attention)^2; values as given, not divided by their size",
-            "spread": format!("error_low and error_high: least and most of {seeds} seeds"),
+            "error": "Mean over all outputs of (estimate - softmax attention)^2, not normalized by the size of the \
+                      outputs.",
+            "spread": format!("error_low and error_high are the lowest and highest error of {seeds} seeds."),
             "tokens": tokens,
-            "rfa": "sines and cosines of q and k times d^(-1/4), keys weighed by exp(|k|^2 / 2), denominators floored at 0.02 of the keys' weight: most of its error is where they are held there",
-            "favor": "positive features, orthogonal rows with norms of chi(d)",
-            "lara": "query-specific weights (lara-balance: the balance heuristic alone), as many landmarks as samples",
-            "lara_means": "lara whose samples are the means of its proposals, as in PyTorch's evaluation: nothing is random",
-            "landmarks": "means of segments of queries and of keys, in pairs; -tokens: the middle token of each segment; -crossed: every pair of a segment of queries and one of keys, about the square root of as many of each",
-            "ra": "first samples of one draw serve for fewer",
+            "rfa": "Sine and cosine features of q and k, both scaled by d^(-1/4). Keys are weighted by exp(|k|^2 / 2). \
+                    Denominators have a floor of 0.02 times the total weight of the keys, and most of the error comes \
+                    from denominators at that floor.",
+            "favor": "Positive features from orthogonal random vectors, whose norms follow the chi distribution with d \
+                      degrees of freedom.",
+            "lara": "Query-specific weights, and as many landmarks as samples. lara-balance uses the weights of the \
+                     balance heuristic alone.",
+            "lara_means": "Like lara, but each sample is the mean of its proposal distribution, as in evaluation with \
+                           the PyTorch code. Nothing is random.",
+            "landmarks": "Each landmark pairs the mean of a segment of queries with the mean of the corresponding \
+                          segment of keys. With -tokens, the middle token of each segment replaces the mean. With \
+                          -crossed, every segment of queries is paired with every segment of keys, so the number of \
+                          segments of each is about the square root of the number of landmarks.",
+            "ra": "All numbers of samples use the same draw: a smaller number uses its first samples.",
         }));
         for (name, text) in descriptions() {
             common.insert(name.into(), text.into());
@@ -195,21 +204,28 @@ impl TranslationCost {
         let shape = &options.shape;
         let parameters = |mixer| translation_cost::config(mixer, &options).map(|config| config.parameters());
         let common = settings(json!({
-            "tokens_per_second": "of all rows together, of decode steps alone; the median of the rounds, low and high their ends",
+            "tokens_per_second": "The total of all rows, for decode steps only: the median over the rounds. low and \
+                                  high are the lowest and highest round.",
             "shape": format!(
-                "{0} + {0} layers, {1} wide, SwiGLU of {2}, {3} heads of {4}, as many random vectors of a head, {5} tokens of vocabulary",
+                "{0} encoder and {0} decoder layers, hidden size {1}, SwiGLU size {2}, {3} heads of size {4} with {4} \
+                 random vectors each, vocabulary of {5} tokens",
                 shape.layers, shape.hidden, shape.intermediate, shape.heads, shape.head_dim, shape.vocabulary
             ),
             "weights": format!("random, {}", shape.weights),
             "state": "f32",
             "parameters": { "rfa-gate": parameters("rfa-gate")?, "softmax": parameters("softmax")? },
-            "target": format!("{tokens} tokens of each row, after two that do not count"),
+            "target": format!("{tokens} timed tokens per row, after two untimed ones"),
             "threads": Threads::global().count(),
-            "rounds": format!("{rounds}, the mixers in turn at every length; over_softmax is the median of each round's ratio"),
-            "state_bytes": format!(
-                "room for a source of {} tokens, of softmax; a step reads what is filled", options.lengths.iter().max().unwrap_or(&0)
+            "rounds": format!(
+                "{rounds}, with the mixers measured in turn at every length. over_softmax is the median over the \
+                 rounds of the ratio within a round."
             ),
-            "read_ms": "one source through the encoder, and what cross attention keeps of it",
+            "state_bytes": format!(
+                "Softmax reserves room for a source of {} tokens, but a step reads only the filled part.",
+                options.lengths.iter().max().unwrap_or(&0)
+            ),
+            "read_ms": "The time to run one source through the encoder and to compute the state that cross-attention \
+                        keeps of it.",
         }));
         Ok(Record::of_now("translation-cost", &command(), common, rows).write(&out)?)
     }
@@ -222,7 +238,7 @@ fn count_denominators(out: &Path) -> Result<PathBuf> {
     bar.finish_and_clear();
     let common = settings(json!({
         "clamped": format!("denominator <= {} c", options.eps),
-        "queries_and_keys": "random, of unit length; Gaussian map",
+        "queries_and_keys": "random unit vectors, Gaussian feature map",
         "head_dim": options.head_dim,
         "denominators": options.heads * options.tokens,
         "heads": options.heads,

@@ -219,6 +219,9 @@ def test_steps_whose_gradient_is_not_finite_are_left_out(folder, tmp_path, run_c
         assert math.isfinite(loss) and not math.isfinite(norm)
     assert trainer.step == 2 + LEFT_OUT
     assert all(torch.equal(p, before[name]) for name, p in trainer.model.named_parameters())
+    # A resumed run has as few left to leave out.
+    trainer.save()
+    assert Trainer(run_config(steps=40), folder, tmp_path, "cpu").left_out == LEFT_OUT
 
     # The next step with a finite gradient is taken.
     spoilt.remove()
@@ -249,6 +252,9 @@ def test_one_gradient_in_the_first_steps_is_enough(folder, tmp_path, run_config)
     trainer = Trainer(run_config(steps=40), folder, tmp_path / "zero", "cpu")
     trainer.model.model.norm.weight.register_hook(torch.zeros_like)
     trainer.run(until=WATCHED - 1)
+    # A resumed run watches the same tensors.
+    trainer.save()
+    assert Trainer(run_config(steps=40), folder, tmp_path / "zero", "cpu").silent == {"model.norm.weight"}
     with pytest.raises(Untrained, match=r"no gradient has reached model\.norm\.weight;"):
         trainer.train_step()
 

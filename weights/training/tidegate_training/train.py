@@ -167,6 +167,8 @@ class Trainer:
             "state": state,
             "step": self.step,
             "first_loss": self.first_loss,
+            "silent": sorted(self.silent),
+            "left_out": self.left_out,
             "config": dataclasses.asdict(self.cfg),
             "data": self.fingerprint,
             "from": self.started_from,
@@ -195,7 +197,8 @@ class Trainer:
             o.load_state_dict(s)
         self.state = self.model.state_from([tuple(None if x is None else x[self.rows] for x in s) for s in blob["state"]])
         self.step, self.first_loss = blob["step"], blob["first_loss"]
-        self.silent = set()
+        # Older files have neither of the two.
+        self.silent, self.left_out = set(blob.get("silent", ())), blob.get("left_out", 0)
         # Lines past the checkpoint belong to steps that will be repeated.
         log = self.out / "log.jsonl"
         if log.exists() and self.processes.first:
@@ -268,7 +271,7 @@ class Trainer:
         for o in self.optimizers:
             o.step()
         with torch.no_grad():
-            # Above a sigma of about 1.3, signed denominators begin to vanish (see the README). Arc-cosine features are
+            # Above a sigma of 1.25, signed denominators begin to vanish (see the README). Arc-cosine features are
             # never negative, and their result does not depend on the scale of sigma, so they need no upper bound.
             for layer in self.model.model.layers if self.cfg.model.has_sigma else ():
                 layer.self_attn.sigma.clamp_(0.05, t.sigma_max if self.cfg.model.has_floor else None)

@@ -107,12 +107,14 @@ FIXED_SIGMA = ("rfa-gate-fixed-sigma",)
 # Settings of `[model]` and `[train]` that may differ between the runs of a report: a mixer's own, the seed, and threads.
 OWN = {"model": tuple(PLAIN), "train": ("seed", "threads", "carry_state")}
 NOTES = {
-    "parameters": "the same weights in all; only gates (heads * (hidden + 1) numbers a layer), sigma (heads * head_dim) and the "
-                  "hybrid's far_bias (heads) are a mixer's own",
-    "judging": "loss reads blocks of one context, each from an empty state; stream_loss carries the state through the text. Both "
-               "are of all mixers. A stateful mixer is judged by stream_loss: compare it with the others' stream_loss",
-    "learning": "one schedule and one lr for all mixers, tuned for none; seeds differ in their first weights, their random matrices "
-                "and where in the text they begin to read; weights and order are equal in all mixers of a seed",
+    "parameters": "All mixers have weights of the same shapes. Only the gate (heads * (hidden + 1) numbers per layer), sigma "
+                  "(heads * head_dim) and the hybrid's far_bias (heads) are specific to a mixer.",
+    "judging": "The loss covers blocks of one context, each read from an empty state. stream_loss carries the state through "
+               "the text. Both are given for all mixers. Judge a stateful mixer by its stream_loss, against the stream_loss "
+               "of the others.",
+    "learning": "One schedule and one learning rate for all mixers, not tuned for any. Seeds differ in initial weights, "
+                "random matrices, and where in the text reading starts. For one seed, shared initial weights and data order "
+                "are the same in all mixers.",
 }
 
 
@@ -121,14 +123,16 @@ def notes(cfg: CompareRun) -> dict[str, str]:
     m, t = cfg.model, cfg.train
     return {
         "note_on_parameters": NOTES["parameters"],
-        "note_on_features": f"{2 * m.proj_dim} a head, from {m.proj_dim} random vectors with sine and cosine, from {2 * m.proj_dim} "
-                          f"with arc-cosine and FAVOR+, and 2 N of the mixers in -d-N; ELU has head_dim = {m.head_dim}; states are in "
-                          "proportion",
+        "note_on_features": f"{2 * m.proj_dim} features per head, from {m.proj_dim} random vectors with sine and cosine or "
+                            f"from {2 * m.proj_dim} with arc-cosine and FAVOR+. Mixers with -d-N in their names have 2 N "
+                            f"features. ELU has head_dim = {m.head_dim} features. The size of the state is proportional to "
+                            "the number of features.",
         "note_on_judging": NOTES["judging"],
-        "note_on_half_lives": f"{t.half_life_min:g} to {t.half_life_max:g} tokens to begin with, fitted to a block of {t.segment}; "
-                            f"of stateful mixers {CARRIED['half_life_min']:g} to {CARRIED['half_life_max']:g}",
-        "note_on_resets": f"a stateful mixer begins a segment of {t.segment} with an empty state with a probability of "
-                          f"{cfg.compare.resets:g}, lane by lane",
+        "note_on_half_lives": f"Initial half-lives are {t.half_life_min:g} to {t.half_life_max:g} tokens, chosen for blocks "
+                              f"of {t.segment} tokens. In stateful mixers they are {CARRIED['half_life_min']:g} to "
+                              f"{CARRIED['half_life_max']:g} tokens.",
+        "note_on_resets": f"At the start of each segment of {t.segment} tokens, every lane of a stateful mixer is "
+                          f"independently reset to an empty state with probability {cfg.compare.resets:g}.",
         "note_on_learning": NOTES["learning"],
     }
 

@@ -38,9 +38,9 @@ class ListOpsConfig:
     """Sequences of `min_length` to `max_length` tokens; operators nested at most `max_depth` deep, with 2 to `max_arguments`."""
 
     NAME: ClassVar[str] = "listops"
-    NOTE: ClassVar[str] = ("of sequences made here, whose arguments are shared out in another way than those of the Long Range Arena: not "
-                           "to be compared with published accuracies. standard_error is that of the test sequences alone, seeds "
-                           "differ by more")
+    NOTE: ClassVar[str] = ("The sequences were generated here and distribute arguments differently from those of the Long "
+                           "Range Arena, so the accuracies are not comparable with published ones. standard_error reflects "
+                           "only the choice of test sequences. The variation between seeds is larger.")
     vocab_size: ClassVar[int] = VOCAB
     classes: ClassVar[int] = CLASSES
 

@@ -30,9 +30,9 @@ class PassagesConfig:
     """Passages of `min_length` to `max_length` bytes, equally many from each of the first `books` documents of `text`."""
 
     NAME: ClassVar[str] = "passages"
-    NOTE: ClassVar[str] = ("which book a passage is from, by its bytes: a substitute for the byte-level tasks of the Long Range Arena, "
-                           "not comparable with them. standard_error is that of the test passages alone, as if none overlapped; seeds "
-                           "differ by more")
+    NOTE: ClassVar[str] = ("The task is to name the book that a passage is from, given its bytes. It substitutes for the "
+                           "byte-level tasks of the Long Range Arena and is not comparable with them. standard_error reflects "
+                           "only the choice of test passages, as if none overlapped. The variation between seeds is larger.")
     vocab_size: ClassVar[int] = VOCAB
 
     text: str = "novels/train.txt"

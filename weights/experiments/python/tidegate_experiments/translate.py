@@ -52,22 +52,26 @@ MIXERS: dict[str, dict] = {
 CROSS_SIGMA = {mixer: float(mixer.split("-")[3]) for mixer in MIXERS if "-sigma-" in mixer}
 OWN = ("attention", "gate", "sliding_window")
 NOTES = {
-    "note_on_test": "the test pairs are those that the settings name (of multi30k its validation file: not test2016, whose "
-                    "published scores are not to be compared with); they were looked at once, at the end of each run, and "
-                    "tuned for by nobody; valid_loss and the curves "
-                    "are of pairs held out of the training file; checkpoints are those of the last step, none was chosen",
-    "note_on_bleu": "greedy decoding, the likeliest token each time; no beam, no averaged weights",
-    "note_on_learning": "one schedule and one lr for all mixers, not tuned; Muon was taken after 80 steps of softmax, where it stood "
-                        "at 5.0 nats and AdamW at 5.3; the weights that they have in common are equal for a "
-                        "seed to begin with, and so are its batches; dropout and smoothed labels in training alone",
-    "note_on_sigma": "bounded by train.sigma_max, and in attention to the source by the number in a mixer's name, where it has one; "
-                     "not bounded for arc-cosine features, where a factor common to a head cancels",
-    "note_on_features": "2 model.proj_dim a head, from as many random vectors with arc-cosine and half as many with sine and cosine; "
-                        "head_dim with elu; a mixer's name says another number of vectors",
-    "note_on_state": "state_bytes is what a conversation takes, of the longest source and target for softmax, of any for rfa; "
-                     "state_bytes_filled is what holds something after a pair of mean length of the test",
-    "note_on_seconds": "seconds are of a shared machine's clock, cpu_seconds of the processor, both of training alone; "
-                       "decode_tokens_per_second is of processor time of all threads (machine says how many), batches of 64, PyTorch",
+    "note_on_test": "The test pairs are those named in the settings. For Multi30k they are its validation file and not "
+                    "test2016, so scores are not comparable with those published for test2016. The test pairs were used once, "
+                    "at the end of each run, and nothing was tuned on them. valid_loss and the curves are measured on pairs "
+                    "held out of the training file. Every checkpoint is that of the last step, without any selection.",
+    "note_on_bleu": "Greedy decoding: the most likely token at each step, no beam search, no averaged weights.",
+    "note_on_learning": "One schedule and one learning rate for all mixers, not tuned. Muon was chosen because its loss with "
+                        "softmax was 5.0 nats after 80 steps, against 5.3 with AdamW. For one seed, shared initial weights "
+                        "and batches are the same in all mixers. Dropout and label smoothing are used only in training.",
+    "note_on_sigma": "sigma is at most train.sigma_max. If a mixer has a number after -sigma- in its name, that number is the "
+                     "limit in cross-attention instead. With arc-cosine features sigma has no upper limit, because a factor "
+                     "common to a head cancels out.",
+    "note_on_features": "2 * model.proj_dim features per head, from as many random vectors with arc-cosine and from half as "
+                        "many with sine and cosine. ELU has head_dim features. A mixer with -d-N in its name has N random "
+                        "vectors instead.",
+    "note_on_state": "state_bytes is the size of the state for one source and its target. For softmax it has room for the "
+                     "longest of each, and for the other mixers it is the same for any length. state_bytes_filled is the part "
+                     "in use after a test pair of mean length.",
+    "note_on_seconds": "seconds is wall-clock time on a shared machine and cpu_seconds is CPU time, both for training only. "
+                       "decode_tokens_per_second is the number of tokens per second of CPU time, summed over all threads "
+                       "(machine gives their number), in PyTorch with batches of 64.",
 }
 
 

@@ -117,12 +117,16 @@ pub fn descriptions() -> [(&'static str, String); 2] {
         (
             "correlated",
             format!(
-                "q and k {OWN} x N(0, 1) about {SHARED} x a mean that both share and that forgets 1/e in {TOKENS_PER_TOPIC} tokens; v likewise about its own"
+                "q and k are each {SHARED} m + {OWN} N(0, 1), with independent noise. They share m, a slowly varying \
+                 mean whose autocorrelation falls to 1/e over {TOKENS_PER_TOPIC} tokens. v is generated in the same \
+                 way, with a mean of its own."
             ),
         ),
         (
             "independent",
-            "every number N(0, 1) and independent: landmarks know nothing of tokens, so LARA has no advantage over FAVOR+".into(),
+            "All values are independent draws from N(0, 1). Landmarks carry no information about tokens, so LARA has \
+             no advantage over FAVOR+."
+                .into(),
         ),
     ]
 }

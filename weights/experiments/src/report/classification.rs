@@ -21,7 +21,7 @@ pub(super) struct Task {
     subject: &'static str,
     /// The entry of `settings.baselines` that an accuracy must exceed.
     guess: &'static str,
-    /// The same entry in words.
+    /// The same guess in words, as the start of a sentence.
     guessed: &'static str,
     /// Baselines to list next to the accuracies, with descriptions.
     beside: &'static [(&'static str, &'static str)],
@@ -33,7 +33,7 @@ pub(super) const TASKS: [Task; 2] = [
         title: "ListOps",
         subject: "nested lists of digits, ten classes",
         guess: "first_operator",
-        guessed: "the share of the commonest class under the outermost operator",
+        guessed: "Guessing the most common class for each outermost operator",
         beside: &[],
     },
     Task {
@@ -41,8 +41,8 @@ pub(super) const TASKS: [Task; 2] = [
         title: "Passages",
         subject: "which book a passage is from, by its bytes",
         guess: "majority_class",
-        guessed: "the share of one book",
-        beside: &[("byte_pairs", "naive Bayes over pairs of bytes")],
+        guessed: "Always guessing the same book",
+        beside: &[("byte_pairs", "naive Bayes on pairs of adjacent bytes")],
     },
 ];
 
@@ -111,7 +111,7 @@ pub(super) fn section(task: &Task, path: &Path, record: &Record<Row>) -> Result<
     let beside: Vec<String> = task
         .beside
         .iter()
-        .filter_map(|&(name, words)| Some(format!("\nFor comparison, {words}: {:.1} %.\n", percent(name)?)))
+        .filter_map(|&(name, words)| Some(format!("\nFor comparison, {words} reaches {:.1} %.\n", percent(name)?)))
         .collect();
     let mut rows: Vec<&Row> = record.rows.iter().collect();
     rows.sort_by(|a, b| b.mean().total_cmp(&a.mean()));
@@ -171,8 +171,8 @@ fn markdown(task: &Task, rows: &[&Row], guess: Option<f64>) -> String {
         rows.iter().filter(|row| !row.learned(guess)).map(|row| format!("{} {:.1}", row.mixer, row.mean())).collect();
     let Some(guess) = guess.filter(|_| !withdrawn.is_empty()) else { return table };
     format!(
-        "{table}\nAn accuracy is withdrawn if it is not above {guess:.1} %, {}, by three standard errors: it does not show that \
-         the task was learned. Withdrawn (%): {}. The speeds stand.\n",
+        "{table}\n{} reaches {guess:.1} %. An accuracy that does not exceed this by more than three standard errors is \
+         withdrawn, because it does not show that the task was learned. Withdrawn (%): {}. The speeds remain valid.\n",
         task.guessed,
         withdrawn.join(", ")
     )

@@ -52,7 +52,7 @@ pub(super) fn section(path: &Path, record: &Record<Row>) -> Result<Section, Reco
 
 fn note(rows: &[Row]) -> &'static str {
     if rows.iter().any(|row| row.mixer == "softmax") && rows.iter().any(|row| row.mixer != "softmax") {
-        "\nIn brackets: tokens a second, in softmax's at the same depth.\n"
+        "\nIn parentheses: tokens per second relative to softmax at the same depth.\n"
     } else {
         ""
     }
@@ -110,7 +110,7 @@ fn states(rows: &[&Row]) -> Panel {
     // A cache is allocated in full before anything is read.
     let softmax: Vec<u64> = rows.iter().filter(|row| row.mixer == "softmax").map(|row| row.state_bytes).collect();
     let room = softmax.len() > 1 && softmax.iter().all(|bytes| *bytes == softmax[0]);
-    let note = if room { "; of softmax: room for the longest text of the run" } else { "" };
+    let note = if room { "; softmax reserves room for the longest text of the run" } else { "" };
     Panel::Lines(Lines {
         title: "what a conversation keeps".into(),
         across: Axis { label: "tokens read before".into(), kind: Kind::Log },

@@ -70,8 +70,8 @@ pub(super) fn section(path: &Path, record: &Record<Row>) -> Result<Section, Reco
         table(&headings, &sigmas.iter().map(line).collect::<Vec<_>>())
     };
     let note = if record.rows.iter().any(|row| row.not_positive.is_some()) {
-        "\nIn brackets: at or below zero, where the estimate is at fault and not the kernel, which is as small as the \
-         floor from about sigma 2 on.\n"
+        "\nIn parentheses: the share of denominators at or below zero. These are errors of the estimate, because the \
+         kernel is positive. From a sigma of about 2, however, the kernel itself is as small as the floor.\n"
     } else {
         ""
     };

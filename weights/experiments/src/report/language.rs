@@ -218,11 +218,13 @@ fn markdown(rows: &[&Row], unit: &str) -> String {
         ]
     };
     let table = table(&headings.map(String::from), &sorted.iter().map(line).collect::<Vec<_>>());
-    let alike = if controlled(rows) { ", of the softmax that was trained alike" } else { "" };
+    let alike = if controlled(rows) { ", using the softmax that was trained in the same way" } else { "" };
     format!(
-        "{table}\nThe mean of {} (least to most). Differences are taken seed by seed, over the seeds that both mixers have. \
-         Blocks are compared with softmax's blocks, and streams with its stream{alike}; the two losses are not comparable \
-         with each other. In bold how a mixer was trained to read, by which the rows are sorted.\n{}",
+        "{table}\nLosses and differences are means over {}, with the lowest and highest in parentheses. Differences \
+         are computed per seed, over the seeds that both mixers have. A mixer's block loss is compared with softmax's \
+         block loss, and its stream loss with softmax's stream loss{alike}. The two losses are not comparable with \
+         each other. Bold marks the loss that matches how a mixer was trained to read, and its difference from \
+         softmax, by which the rows are sorted.\n{}",
         seeds(rows),
         [as_good(&sorted), uncontrolled(rows)].concat()
     )
@@ -244,14 +246,17 @@ fn as_good(rows: &[&Row]) -> String {
             .map(|other| format!("{} ({})", other.mixer, grouped(other.state_bytes)))
             .collect();
         let own = format!("{} ({} bytes)", row.mixer, grouped(row.state_bytes));
-        (!larger.is_empty()).then(|| format!("{own} with {}", larger.join(", ")))
+        (!larger.is_empty()).then(|| format!("{own} matches {}", larger.join(", ")))
     };
     let found: Vec<String> = rows.iter().filter_map(smaller).collect();
     if found.is_empty() {
         return String::new();
     }
-    let reading = "As good at half the state or less, as trained to read (ahead in one seed or more)";
-    format!("\n{reading}: {}.\n", found.join("; "))
+    format!(
+        "\nA mixer matches another if it is ahead in at least one seed, in the loss that both were trained for. \
+         Matches with at most half the state: {}.\n",
+        found.join("; ")
+    )
 }
 
 /// Notes that the mixers trained on a stream have no equally trained softmax to compare with. Empty if they do.
@@ -262,8 +267,8 @@ fn uncontrolled(rows: &[&Row]) -> String {
         return String::new();
     }
     format!(
-        "\nOnly {} trained with the state carried; softmax trained on blocks. Their difference in the stream is that of mixer \
-         and training together.\n",
+        "\nIn training, the state was carried only for {}, and softmax was trained on blocks. Their difference in \
+         stream loss therefore reflects both the mixer and the way of training.\n",
         names.join(", ")
     )
 }

@@ -25,8 +25,8 @@ use section::Section;
 
 const HEAD: &str = "# Measurements
 
-Written by `tidegate-experiments report` from the JSON files beside it. `docs/experiments.md` says what they show, and
-`docs/papers.md` sets them beside published results.
+`tidegate-experiments report` writes this file from the JSON files beside it. `docs/experiments.md` explains the
+results, and `docs/papers.md` compares them with published ones.
 ";
 
 /// The experiments other than those on language models, in report order.

@@ -107,5 +107,8 @@ fn markdown(rows: &[&Row], unchanged: &Row) -> String {
         ]
     };
     let table = table(&headings.map(String::from), &rows.iter().map(line).collect::<Vec<_>>());
-    format!("{table}\nLosses are the mean (least to most) of the seeds; differences are taken seed by seed.\n")
+    format!(
+        "{table}\nLosses and differences are means over the seeds, with the lowest and highest in parentheses. \
+         Differences are computed per seed.\n"
+    )
 }

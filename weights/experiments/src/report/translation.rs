@@ -124,9 +124,13 @@ fn markdown(rows: &[&Row], softmax: Option<&Row>, unit: &str) -> String {
     let table = table(&headings.map(String::from), &rows.iter().map(line).collect::<Vec<_>>());
     let mut signatures: Vec<&str> = rows.iter().filter_map(|row| row.bleu_signature.as_deref()).collect();
     signatures.dedup();
-    let counted = if signatures.is_empty() { String::new() } else { format!(" BLEU: `{}`.", signatures.join("`, `")) };
+    let counted = if signatures.is_empty() {
+        String::new()
+    } else {
+        format!(" SacreBLEU signature: `{}`.", signatures.join("`, `"))
+    };
     format!(
-        "{table}\nBLEU in bold is the mean of the seeds; of losses and of differences the mean (least to most). \
-         Differences are taken seed by seed, over the seeds that both mixers have.{counted}\n"
+        "{table}\nBLEU in bold is the mean over the seeds. Losses and differences are also means, with the lowest and \
+         highest in parentheses. Differences are computed per seed, over the seeds that both mixers have.{counted}\n"
     )
 }

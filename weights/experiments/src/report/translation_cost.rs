@@ -109,5 +109,6 @@ fn markdown(rows: &[Row]) -> String {
         .concat()
     };
     table(&headings.concat(), &lengths.iter().map(line).collect::<Vec<_>>())
-        + "\nTokens a second: the median of all rounds (least to most); ratios: the median of each round's own.\n"
+        + "\nTokens per second are medians over the rounds, with the lowest and highest in parentheses. A ratio is the \
+           median over the rounds of the ratio within a round.\n"
 }

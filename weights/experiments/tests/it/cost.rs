@@ -61,7 +61,7 @@ fn one_file_or_one_for_each_mixer_give_the_same_rows() {
     assert_eq!((said("weights"), said("steps"), said("rounds")), (json!("bf16"), json!(20), json!(9)));
     assert!(said("past").as_str().unwrap().contains("softmax"));
     assert_eq!(one.date.len(), 10);
-    assert!(said("origin").as_str().unwrap().contains("put together"));
+    assert!(said("origin").as_str().unwrap().contains("reconstructed"));
 }
 
 #[test]
@@ -132,11 +132,11 @@ fn the_record_appears_in_the_report_without_absolute_paths() {
     report(&out).unwrap();
     let text = std::fs::read_to_string(out.join("REPORT.md")).unwrap();
     // RFA takes 1 / 3.5005 ms a token; softmax takes 100 / 400 ms at depth 0 and 8,292 / 400 ms at depth 8,192.
-    for part in ["| rfa-gate | 0.286 (0.875 x) |", "0.286 (72.6 x) | 798,816 |", "In brackets: tokens a second"] {
+    for part in ["| rfa-gate | 0.286 (0.875 x) |", "0.286 (72.6 x) | 798,816 |", "In parentheses: tokens per second"] {
         assert!(text.contains(part), "{part} is not in\n{text}");
     }
     let svg = std::fs::read_to_string(out.join("cost.svg")).unwrap();
-    assert!(svg.contains(">bytes of state; of softmax: room for the longest text of the run<"), "{svg}");
+    assert!(svg.contains(">bytes of state; softmax reserves room for the longest text of the run<"), "{svg}");
     // For inspection, a folder named by TIDEGATE_PICTURES gets a copy.
     if let Ok(kept) = std::env::var("TIDEGATE_PICTURES") {
         std::fs::copy(out.join("cost.svg"), Path::new(&kept).join("cost-of-bench.svg")).unwrap();

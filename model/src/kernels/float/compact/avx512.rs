@@ -13,8 +13,8 @@ use super::product::{REGISTERS, Unpack, few};
 use crate::kernels::float::tile::tiles;
 use crate::kernels::panels::{Output, PANEL};
 
-/// The number of rows from which a panel is unpacked in blocks, each for many rows at once.
-const MANY: usize = 24;
+/// The number of rows from which a panel is unpacked in blocks, each for many rows at once: more than one tile.
+const MANY: usize = 7;
 
 impl Unpack for __m512 {
     type Bytes = __m512i;

@@ -182,7 +182,7 @@ fn every_experiment_has_a_picture_and_a_table() {
         "| rfa-gate-stateful | 1.770 (1.760 to 1.780) | -0.150 | **1.720 (1.710 to 1.730)** | **-0.180** | 800,005 | 66,000 | 2.0 |",
         "| rfa-gate | **1.800 (1.790 to 1.810)** | **-0.120** | 1.750 (1.740 to 1.760) | -0.150 |",
         "| elu | **1.890 (1.880 to 1.900)** | **-0.030** | - | - |",
-        "The mean of 3 seeds (least to most)",
+        "Losses and differences are means over 3 seeds, with the lowest and highest in parentheses.",
         "`measure language`, on 2 cores of a <machine>, 2026-02-03.",
         "- corpus: Tiny Shakespeare",
         "| gated | mixer output-gate | 2.0500 | +0.0500 | 1.25 | 96 | 5,900,000 |",
@@ -194,7 +194,7 @@ fn every_experiment_has_a_picture_and_a_table() {
         "| decoding, 16 rows at once, ms a token after | 512 | 2,048 | 8,192 | 65,536 | state bytes at the longest |",
         "| softmax | **34.80** | 34.70, 34.90 | +0.00 | 1.815 (1.810 to 1.820) | 9,000,000 | 798,816 | 120,000 | 20.0 |",
         "| rfa-gate | **34.30** | 34.00, 34.30, 34.60 | -0.65 (-0.70 to -0.60) | 1.860 (1.850 to 1.870) | 9,000,001 | 798,816 | 120,001 | 20.0 |",
-        "BLEU: `nrefs:1|case:mixed`.",
+        "SacreBLEU signature: `nrefs:1|case:mixed`.",
         "| 4,096 | 2,000 (1,800 to 2,100) | 220 (198 to 231) | 9.09 | 3,194,880 | 101,498,880 | 1,229 | 1,229 |",
     ] {
         assert!(text.contains(part), "{part} is not in\n{text}");
