@@ -1,4 +1,4 @@
-//! Reads chunks: of prompts, of sources, and of tokens that a grammar has forced.
+//! Reads chunks: of prompts, of sources, of tokens that a grammar has forced, and of texts that were rolled back.
 //!
 //! The logits of the last token of a prompt, or of the last forced token, choose the next token. The decode step reads
 //! that last token, unless the last chunk can include it: then the next token comes one pass of the model earlier.
@@ -9,6 +9,7 @@ use std::time::Instant;
 use tidegate_model::LanguageModel;
 
 use super::error::{SequenceError, catch_panic};
+use super::generation::Ending;
 use super::scheduler::Scheduler;
 use super::sequence::{Phase, Sequence};
 use super::stats::add;
@@ -38,7 +39,7 @@ impl<M: LanguageModel> Worker<M> {
         self.scheduler.chunk_was_read(slot);
     }
 
-    /// Reads at most `limit` tokens of a prompt or of forced tokens, or a whole source, and returns how many it has
+    /// Reads at most `limit` tokens of a prompt or of the unread tokens, or a whole source, and returns how many it has
     /// read. Returns `None` if it has reached the end, if the request has failed, or if a snapshot is taken here. The
     /// last token of the prompt (after a source, the first token of the text) is left for the decode step, which
     /// samples the next token.
@@ -59,7 +60,8 @@ impl<M: LanguageModel> Worker<M> {
                 return None;
             }
         };
-        let last = matches!(sequence.phase, Phase::Decode { .. });
+        let ends = sequence.phase == Phase::ReadBack && sequence.unread.is_empty();
+        let last = ends || matches!(sequence.phase, Phase::Decode { .. });
         if !is_source {
             self.costs.read(length, began.elapsed());
         }
@@ -69,6 +71,9 @@ impl<M: LanguageModel> Worker<M> {
         }
         if last && is_prompt {
             self.prompt_was_read(slot);
+        }
+        if ends {
+            self.export(slot, Purpose::End(Ending::StopString, false));
         }
         if self.scheduler.sequence(slot).is_some_and(Sequence::is_at_mark) {
             self.scheduler.chunk_was_read(slot);

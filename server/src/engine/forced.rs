@@ -10,7 +10,7 @@ use super::text_rules::TextRules;
 
 /// Most tokens that are accepted at once: at the end of a text, the engine may have to read them before it does
 /// anything else.
-const MOST: usize = 64;
+pub(super) const MOST: usize = 64;
 
 impl Sequence {
     /// Accepts the token that the grammar forces after the pending one. Returns `None` if it forces none, if the reader
@@ -45,7 +45,7 @@ impl Sequence {
     ///
     /// # Errors
     /// The model failed.
-    pub(super) fn read_forced<M: LanguageModel>(
+    pub(super) fn read_unread<M: LanguageModel>(
         &mut self,
         model: &mut M,
         slot: usize,
@@ -54,13 +54,13 @@ impl Sequence {
         let count = self.unread.len().min(limit);
         if count > 0 {
             model.prefill(&self.unread[..count], slot)?;
-            self.forced_were_read(count);
+            self.unread_were_read(count);
         }
         Ok(count)
     }
 
     /// Notes that the state has read `count` more of the unread tokens.
-    pub(super) fn forced_were_read(&mut self, count: usize) {
+    pub(super) fn unread_were_read(&mut self, count: usize) {
         self.position.advance(&self.unread[..count]);
         self.unread.drain(..count);
         if let Phase::ReadForced { pending } = self.phase

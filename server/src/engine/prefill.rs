@@ -39,7 +39,7 @@ impl Sequence {
                 self.advance(next, length);
                 Ok(length)
             }
-            Phase::ReadForced { .. } => self.read_forced(model, slot, limit),
+            Phase::ReadForced { .. } | Phase::ReadBack => self.read_unread(model, slot, limit),
             Phase::AwaitPrompt | Phase::ScorePrompt { .. } | Phase::Decode { .. } => Ok(0),
         }
     }

@@ -316,7 +316,7 @@ impl<M: LanguageModel> Worker<M> {
     fn read_known(&mut self, slot: usize, logits: &[f32]) {
         let Some(sequence) = self.scheduler.sequence_mut(slot) else { return };
         if sequence.has_read_prompt() {
-            return sequence.forced_were_read(1);
+            return sequence.unread_were_read(1);
         }
         match catch_panic(|| sequence.score_prompt(logits)) {
             Ok(()) => {

@@ -27,7 +27,7 @@ pub(super) struct Scheduler {
     /// The snapshots that free slots still hold from their last requests. A conversation that continues from one of
     /// them needs no copy.
     resident: Vec<Weak<Snapshot>>,
-    /// Slots whose prompts or forced tokens are read in chunks.
+    /// Slots whose prompts or unread tokens are read in chunks.
     prefilling: PrefillOrder,
     /// Each tenant's slots, and the tokens that it has read and generated.
     pub(super) usage: Usage,
@@ -114,7 +114,7 @@ impl Scheduler {
             Phase::Decode { .. } => {}
             _ if awaits => sequence.phase = Phase::AwaitPrompt,
             Phase::ReadSource | Phase::Prefill { .. } => self.prefilling.add(sequence.client.tenant, slot),
-            Phase::AwaitPrompt | Phase::ScorePrompt { .. } | Phase::ReadForced { .. } => {}
+            Phase::AwaitPrompt | Phase::ScorePrompt { .. } | Phase::ReadForced { .. } | Phase::ReadBack => {}
         }
     }
 
@@ -126,6 +126,13 @@ impl Scheduler {
             && sequence.unread.len() >= rows.max(1)
         {
             sequence.start_reading_forced();
+            self.prefilling.add(sequence.client.tenant, slot);
+        }
+    }
+
+    /// Starts reading what is left of a text that was rolled back, in chunks.
+    pub(super) fn read_back(&mut self, slot: usize) {
+        if let Some(sequence) = &self.slots[slot] {
             self.prefilling.add(sequence.client.tenant, slot);
         }
     }
@@ -258,7 +265,8 @@ impl Scheduler {
         let alone =
             |held: &Sequence| held.prompt.shared.as_ref().is_none_or(|prompt| self.sharing(prompt).all(by_slot));
         let can_end = |held: &Sequence| held.has_read_prompt() || (held.kind == TextKind::Completion && alone(held));
-        let ends = |held: &Sequence| requested(held) && can_end(held);
+        // A text that was rolled back has ended.
+        let ends = |held: &Sequence| requested(held) && can_end(held) && held.phase != Phase::ReadBack;
         let held = self.held().filter(|(slot, _)| !self.is_in_transfer(*slot));
         held.filter(|(_, held)| ends(held)).map(|(slot, _)| slot).collect()
     }

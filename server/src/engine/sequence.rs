@@ -32,6 +32,9 @@ pub(super) enum Phase {
     ScorePrompt { next: usize },
     /// Reads the unread tokens in a chunk. Afterwards, `pending` is as in [`Self::Decode`].
     ReadForced { pending: u32 },
+    /// Reads the unread tokens in chunks, after which the text ends: they are the end of a text that a stop string has
+    /// rolled back.
+    ReadBack,
     /// Generates. The pending token is the last token of the text and not in the state yet. There is none if the input
     /// is empty, or if the token has ended the text.
     Decode { pending: Option<u32> },
@@ -62,8 +65,10 @@ pub(super) struct Sequence {
     pub(super) prompt: Prompt,
     pub(super) position: Position,
     /// Tokens of the answer before the pending one that the state has not read yet, because a grammar forced their
-    /// successors.
+    /// successors or a stop string has rolled the text back.
     pub(super) unread: Vec<u32>,
+    /// The last tokens of the text, if they were not generated, because a stop string began within a token.
+    pub(super) retokenized: Vec<u32>,
     pub(super) generation: Generation,
     pub(super) output: TextOutput,
     pub(super) kind: TextKind,
@@ -104,6 +109,7 @@ impl Sequence {
             prompt,
             position,
             unread: Vec::new(),
+            retokenized: Vec::new(),
             generation,
             output,
             kind,
@@ -139,7 +145,7 @@ impl Sequence {
     }
 
     /// Number of tokens that can be read between two decode steps: the whole source; at most `longest` tokens of the
-    /// input, without its last token and up to where a snapshot is taken; or at most `longest` forced tokens.
+    /// input, without its last token and up to where a snapshot is taken; or at most `longest` unread tokens.
     pub(super) fn next_chunk(&self, longest: usize) -> usize {
         match self.phase {
             Phase::ReadSource => self.prompt.source.len(),
@@ -147,14 +153,14 @@ impl Sequence {
                 let mark = self.prompt.mark.filter(|mark| *mark > next);
                 (mark.unwrap_or(self.prompt.input.len() - 1) - next).min(longest)
             }
-            Phase::ReadForced { .. } => self.unread.len().min(longest),
+            Phase::ReadForced { .. } | Phase::ReadBack => self.unread.len().min(longest),
             Phase::AwaitPrompt | Phase::ScorePrompt { .. } | Phase::Decode { .. } => 0,
         }
     }
 
     /// Whether the prompt has been read, except for its last token.
     pub(super) fn has_read_prompt(&self) -> bool {
-        matches!(self.phase, Phase::Decode { .. } | Phase::ReadForced { .. })
+        matches!(self.phase, Phase::Decode { .. } | Phase::ReadForced { .. } | Phase::ReadBack)
     }
 
     /// Whether the next decode step with this sequence reads the last token of the text, so that a token is chosen
@@ -170,7 +176,11 @@ impl Sequence {
             Phase::Decode { pending } => {
                 self.unread.first().copied().or(pending).filter(|_| !self.client.events.is_full())
             }
-            Phase::AwaitPrompt | Phase::ReadSource | Phase::Prefill { .. } | Phase::ReadForced { .. } => None,
+            Phase::AwaitPrompt
+            | Phase::ReadSource
+            | Phase::Prefill { .. }
+            | Phase::ReadForced { .. }
+            | Phase::ReadBack => None,
         }
     }
 
@@ -179,7 +189,11 @@ impl Sequence {
         match self.phase {
             Phase::Decode { pending } => pending,
             Phase::ReadForced { pending } => Some(pending),
-            Phase::AwaitPrompt | Phase::ReadSource | Phase::Prefill { .. } | Phase::ScorePrompt { .. } => None,
+            Phase::AwaitPrompt
+            | Phase::ReadSource
+            | Phase::Prefill { .. }
+            | Phase::ScorePrompt { .. }
+            | Phase::ReadBack => None,
         }
     }
 

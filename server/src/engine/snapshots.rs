@@ -2,6 +2,7 @@
 
 use tidegate_model::{LanguageModel, ModelError};
 
+use super::forced::MOST;
 use super::generation::Ending;
 use super::rollback::{Position, Rollback};
 use super::sequence::{Phase, Sequence};
@@ -23,6 +24,8 @@ pub(super) enum End {
     Complete(EndSnapshot),
     /// The state of the slot, to be passed to [`of_slot`]. `open` says whether the answer stays open.
     NeedsState { open: bool },
+    /// That the unread tokens are read in chunks; then the state of the slot.
+    ReadsBack,
 }
 
 /// Returns the snapshot after what has been read of the prompt. Other requests with the same beginning can continue
@@ -48,7 +51,7 @@ pub(super) fn at_end<M: LanguageModel>(
     rules: &TextRules,
 ) -> Result<End, ModelError> {
     Ok(match (ending, sequence.rollback.take()) {
-        (Ending::StopString, Some(rollback)) => End::Complete(roll_back(model, slot, sequence, rollback, rules)?),
+        (Ending::StopString, Some(rollback)) => roll_back(model, slot, sequence, rollback, rules)?,
         (Ending::Length | Ending::Interrupted, Some(Rollback { state, position, tokens, .. })) => {
             let snapshot = snapshot(sequence, state, position, tokens, true);
             End::Complete(EndSnapshot { snapshot, is_in_slot: false, retokenized: Vec::new() })
@@ -74,7 +77,7 @@ fn needs_state<M: LanguageModel>(
     sequence: &mut Sequence,
     open: bool,
 ) -> Result<End, ModelError> {
-    sequence.read_forced(model, slot, usize::MAX)?;
+    sequence.read_unread(model, slot, usize::MAX)?;
     // A slot that has read nothing has no state.
     Ok(if sequence.position.read == 0 {
         End::Complete(of_slot(Vec::new(), sequence, open))
@@ -87,35 +90,38 @@ fn needs_state<M: LanguageModel>(
 pub(super) fn of_slot(state: Vec<f32>, sequence: &Sequence, open: bool) -> EndSnapshot {
     let pending = sequence.pending().into_iter().collect();
     let snapshot = snapshot(sequence, state, sequence.position, pending, open);
-    EndSnapshot { is_in_slot: snapshot.read > 0, snapshot, retokenized: Vec::new() }
+    EndSnapshot { is_in_slot: snapshot.read > 0, snapshot, retokenized: sequence.retokenized.clone() }
 }
 
-/// Takes the snapshot of a text without its stop string: goes back to the rollback point, then reads the text shown
-/// since.
+/// Goes back to the rollback point of a text that a stop string has ended. The text shown since is read again, at once
+/// or, if it is long, in chunks between the steps of other requests.
 fn roll_back<M: LanguageModel>(
     model: &mut M,
     slot: usize,
     sequence: &mut Sequence,
     rollback: Rollback,
     rules: &TextRules,
-) -> Result<EndSnapshot, ModelError> {
-    let Rollback { mut state, mut position, tokens, shown } = rollback;
+) -> Result<End, ModelError> {
+    let Rollback { state, position, tokens, shown } = rollback;
     for token in tokens {
         sequence.take_back(token);
     }
-    // A stop string may begin within a token: the part of that token's text before it is read as separate tokens.
-    let rest = if shown.is_empty() { Vec::new() } else { (rules.encode)(&shown) };
-    if !rest.is_empty() {
-        if position.read == 0 {
-            model.reset(slot)?;
-        } else {
-            model.import(slot, &state, position.read)?;
-        }
-        model.prefill(&rest, slot)?;
-        state = model.export(slot)?;
-        position.advance(&rest);
-        sequence.replace(&rest);
+    if shown.is_empty() {
+        let snapshot = snapshot(sequence, state, position, Vec::new(), false);
+        return Ok(End::Complete(EndSnapshot { snapshot, is_in_slot: false, retokenized: Vec::new() }));
     }
-    let snapshot = snapshot(sequence, state, position, Vec::new(), false);
-    Ok(EndSnapshot { snapshot, is_in_slot: !rest.is_empty(), retokenized: rest })
+    if position.read == 0 {
+        model.reset(slot)?;
+    } else {
+        model.import(slot, &state, position.read)?;
+    }
+    // A stop string may begin within a token: the part of that token's text before it is read as separate tokens.
+    let rest = (rules.encode)(&shown);
+    sequence.replace(&rest);
+    (sequence.position, sequence.phase) = (position, Phase::ReadBack);
+    (sequence.unread, sequence.retokenized) = (rest.clone(), rest);
+    if sequence.unread.len() > MOST {
+        return Ok(End::ReadsBack);
+    }
+    needs_state(model, slot, sequence, false)
 }

@@ -153,7 +153,7 @@ impl Step {
         // The caller's `accept` notes that the last token is in the state.
         match *phase {
             Phase::Prefill { next } => sequence.advance(next, read - 1),
-            _ => sequence.forced_were_read(read - 1),
+            _ => sequence.unread_were_read(read - 1),
         }
         Ok((read, logits))
     }

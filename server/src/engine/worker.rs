@@ -2,8 +2,8 @@
 //!
 //! A request takes these steps; the transfers in brackets happen only if they are needed: (import of its starting
 //! state, or of the prompt that another request has read) -> the prompt is read, (export of a state within it) and
-//! (export of the state after it) -> tokens, sometimes with (export of a rollback point) -> (export of the state at the
-//! end) -> done. A transfer ends at once, or in the loop's iteration that finds it done. Until then only its own
+//! (export of the state after it) -> tokens, sometimes with (export of a rollback point) -> sometimes the text without
+//! its stop string is read -> (export of the state at the end) -> done. A transfer ends at once, or in the loop's iteration that finds it done. Until then only its own
 //! request waits.
 
 use std::sync::Arc;
@@ -195,7 +195,7 @@ impl<M: LanguageModel> Worker<M> {
     fn export_before_pending(&mut self, slot: usize, purpose: Purpose) {
         let Some(sequence) = self.scheduler.sequence_mut(slot) else { return };
         let model = &mut self.model;
-        match catch_panic(|| sequence.read_forced(model, slot, usize::MAX)) {
+        match catch_panic(|| sequence.read_unread(model, slot, usize::MAX)) {
             Ok(count) => {
                 self.scheduler.count(slot, count);
                 self.export(slot, purpose);
@@ -226,7 +226,15 @@ impl<M: LanguageModel> Worker<M> {
         match snapshot {
             Ok(None) => self.end(slot, ending, None),
             Ok(Some(End::Complete(snapshot))) => self.end(slot, ending, Some(snapshot)),
-            Ok(Some(End::NeedsState { open })) => self.export(slot, Purpose::End(ending, open)),
+            Ok(Some(End::NeedsState { open })) => {
+                let read_again = self.scheduler.sequence(slot).map_or(0, |sequence| sequence.retokenized.len());
+                self.scheduler.count(slot, read_again);
+                self.export(slot, Purpose::End(ending, open));
+            }
+            Ok(Some(End::ReadsBack)) => {
+                self.scheduler.read_back(slot);
+                self.continue_text(slot, None);
+            }
             Err(error) => self.fail(slot, &error),
         }
     }

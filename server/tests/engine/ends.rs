@@ -3,6 +3,7 @@
 use crate::common::fake::Fake;
 use crate::common::runs::{LIMITS, Run, collect, greedy, kept, run, shipped, start};
 use std::sync::Arc;
+use tidegate_model::sampling::SamplingParams;
 use tidegate_server::engine::{FinishReason, Request, RequestParameters, Start, StopCause};
 use tidegate_server::session::{Answer, History, Snapshot};
 
@@ -90,6 +91,33 @@ fn a_snapshot_has_no_trace_of_the_stop_token() {
     assert_eq!(snapshot.answer, Some(Answer::default()));
     assert!(snapshot.sampler.counts.iter().all(|(token, _)| text.contains(token)));
     // The state is the same as after reading this text as a prompt.
+    let (read, taken) = kept(greedy(&[&text[..], &[1]].concat(), 1));
+    shipped_run(read);
+    assert!(taken.all()[0].state == snapshot.state);
+}
+
+#[test]
+fn a_long_text_before_a_stop_string_is_read_again_in_chunks() {
+    let served = shipped();
+    let encode = |text: &str| served.tokenizer.encode(text).unwrap();
+    let (prompt, word) = (encode("Once upon a time"), encode(" the").last().copied().unwrap());
+    // Every second token completes the stop string, but the text may not end so early: all of it is held back for a
+    // while and then shown.
+    let stopped = shipped_run(RequestParameters {
+        start: Start::Session(Arc::new(Snapshot::empty(0))),
+        snapshot: true,
+        stop: vec![" the the".into()],
+        min_tokens: 150,
+        sampling: SamplingParams { logit_bias: vec![(word, 100.0)], temperature: 0.0, ..SamplingParams::default() },
+        ..greedy(&prompt, 200)
+    });
+    let finish = stopped.finish();
+    assert_eq!((finish.reason, &finish.stop), (FinishReason::Stop, &Some(StopCause::String(" the the".into()))));
+    assert_eq!(stopped.text, " the".repeat(stopped.ids.len() - 2));
+    assert!(finish.retokenized.len() >= 140 && encode(&stopped.text).ends_with(&finish.retokenized));
+    let (snapshot, text) = (finish.snapshot.as_ref().unwrap(), [prompt, finish.retokenized.clone()].concat());
+    assert_eq!((snapshot.read, &snapshot.pending), (text.len() as u64, &Vec::new()));
+    assert_eq!(snapshot.history, History::default().extended(&text));
     let (read, taken) = kept(greedy(&[&text[..], &[1]].concat(), 1));
     shipped_run(read);
     assert!(taken.all()[0].state == snapshot.state);

@@ -88,6 +88,7 @@ pub(in crate::api) async fn of_chat(
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, ApiError> {
     let body = json_body(&headers, body, state.options().max_body_bytes)?;
+    let state = state.for_body(&body).await?;
     let served = Arc::clone(state.ready()?);
     let counting = run_blocking(&state, body.len(), move || count(parse::<ChatRequest>(&body)?, &served, None));
     Ok(answer(counting.await?))
@@ -117,6 +118,7 @@ pub(in crate::api) async fn of_response(
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, ApiError> {
     let body = json_body(&headers, body, state.options().max_body_bytes)?;
+    let state = state.for_body(&body).await?;
     let served = Arc::clone(state.ready()?);
     let bytes = body.len();
     let wire = run_blocking(&state, bytes, move || parse::<ResponseRequest>(&body)).await?;

@@ -271,7 +271,8 @@ impl Recording {
     pub(super) async fn release(mut self, end: Option<Arc<Snapshot>>) {
         self.settled = true;
         let mut before = None;
-        if let Some(end) = end {
+        // The text may have become too long since the run was asked to stop; then its tokens are gone.
+        if let Some(end) = end.filter(|_| self.text.can_be_parked()) {
             match std::mem::take(&mut self.text).park(self.hold.store(), &end).await {
                 Ok(parked) => {
                     before = self.record.parked.replace(parked);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::rejection::{PathRejection, QueryRejection};
-use axum::extract::{Path, Query, State};
+use axum::extract::{Path, Query};
 use axum::http::StatusCode;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -16,7 +16,7 @@ use crate::api::error::ApiError;
 use crate::api::openapi::literals::literals;
 use crate::api::openapi::{Id, StoreErrors};
 use crate::api::request::blocking::run_blocking;
-use crate::api::state::AppState;
+use crate::api::select::Model;
 use crate::session::{ChainFrom, Owner, PartedTexts, SessionId, Store, StoreError, VersionId};
 use crate::text::{Edit, TooDifferent, Vocabulary, diff as diff_texts};
 
@@ -101,7 +101,7 @@ impl From<(Edit, String)> for TextChange {
     responses((status = 200, description = "The differences.", body = SessionDiff), StoreErrors)
 )]
 pub(super) async fn diff(
-    State(state): State<AppState>,
+    Model(state): Model,
     Caller(owner): Caller,
     id: Result<Path<String>, PathRejection>,
     query: Result<Query<DiffQuery>, QueryRejection>,

@@ -1,5 +1,5 @@
-//! The background tasks of a server: it sends heartbeats, reads the totals, and tries again when the database could not
-//! be reached.
+//! The background tasks of a server: it sends heartbeats, gives back leases, reads the totals, and tries again when the
+//! database could not be reached.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -26,6 +26,7 @@ impl Tasks {
     pub(super) fn start(database: &Arc<Database>, refresh: Duration) -> Self {
         let tasks = [
             tokio::spawn(heartbeat(Arc::clone(database))).abort_handle(),
+            tokio::spawn(release_late(Arc::clone(database))).abort_handle(),
             tokio::spawn(read_totals(Arc::clone(database), refresh)).abort_handle(),
             tokio::spawn(try_again(Arc::clone(database))).abort_handle(),
         ];
@@ -48,12 +49,18 @@ impl Drop for Tasks {
 async fn heartbeat(database: Arc<Database>) {
     loop {
         sleep(database.ttl / 3).await;
-        let beat = async {
-            database.seen().await?;
-            database.release_late().await
-        };
-        if let Err(error) = beat.await {
+        if let Err(error) = database.seen().await {
             tracing::debug!(%error, "other servers cannot see that this one is alive");
+        }
+    }
+}
+
+/// Not a part of the heartbeat, which must not wait for it.
+async fn release_late(database: Arc<Database>) {
+    loop {
+        sleep(database.ttl / 3).await;
+        if let Err(error) = database.release_late().await {
+            tracing::debug!(%error, "leases are given back later");
         }
     }
 }

@@ -60,6 +60,8 @@ pub(super) struct Database {
     pub(super) stale: Notify,
     /// Sessions whose leases are released once the database can be reached.
     pub(super) unreleased: StdMutex<HashSet<String>>,
+    /// Locked while such leases are released, and while a lease is taken that may be one of them.
+    pub(super) releasing_late: Mutex<()>,
     lanes: Vec<Lane>,
 }
 
@@ -119,6 +121,7 @@ impl Database {
             freed,
             stale: Notify::new(),
             unreleased: StdMutex::default(),
+            releasing_late: Mutex::default(),
             lanes: (0..LANES).map(|_| Lane { writes: Mutex::default(), reads: Semaphore::new(READS) }).collect(),
         }
     }

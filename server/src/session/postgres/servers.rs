@@ -84,7 +84,11 @@ impl Database {
     }
 
     pub(super) async fn lease(&self, session: &SessionId) -> Result<bool, StoreError> {
-        self.unreleased().remove(session.as_str());
+        if !self.unreleased().is_empty() {
+            // A late release that is under way would give the new lease away.
+            let _none_releases = self.releasing_late.lock().await;
+            self.unreleased().remove(session.as_str());
+        }
         let lease = step!(LEASE, session.to_string(), self.server.clone(), self.ttl.as_secs_f64());
         Ok(!self.retry(lease).await?.is_empty())
     }
@@ -93,13 +97,18 @@ impl Database {
         // Recorded before the release, because the release may be interrupted, and nobody else can take the lease as
         // long as this server is alive.
         self.unreleased().insert(session.to_string());
-        if let Err(error) = self.release_late().await {
-            tracing::debug!(%session, %error, "a lease is given back later");
+        let release = step!(RELEASE, vec![session.to_string()], self.server.clone());
+        match (self.retry(release).await, self.releasing_late.try_lock()) {
+            (Ok(_), Ok(_none_releases)) => _ = self.unreleased().remove(session.as_str()),
+            // A late release may have this lease too, so new leases must wait for it.
+            (Ok(_), Err(_)) => {}
+            (Err(error), _) => tracing::debug!(%session, %error, "a lease is given back later"),
         }
     }
 
     /// Releases all leases that are still to be released.
     pub(super) async fn release_late(&self) -> Result<(), StoreError> {
+        let _releasing = self.releasing_late.lock().await;
         let sessions: Vec<String> = self.unreleased().iter().cloned().collect();
         if sessions.is_empty() {
             return Ok(());

@@ -63,16 +63,15 @@ impl Drop for Held {
         lease.end();
         let (id, closing) = (self.id.clone(), Arc::clone(&shared.releasing).try_read_owned());
         shared.runtime.clone().spawn(async move {
-            let release = async {
-                if shared.expires
-                    && let Err(error) = shared.index.record_uses(HashMap::from([(id.clone(), now())])).await
-                {
-                    tracing::debug!(%error, "the last use of a session is recorded later");
+            if shared.expires {
+                let used = shared.index.record_uses(HashMap::from([(id.clone(), now())]));
+                if !matches!(timeout(RELEASE, used).await, Ok(Ok(()))) {
+                    tracing::debug!(session = %id, "the last use of a session is recorded later");
                 }
-                shared.index.release(&id).await;
-            };
-            // If the index is unreachable, it releases the lease later.
-            let _ = timeout(RELEASE, release).await;
+            }
+            // Also if the last use took too long: if the index is unreachable, it releases the lease later, but only if
+            // it has been asked to.
+            let _ = timeout(RELEASE, shared.index.release(&id)).await;
             drop((lease, closing));
         });
     }

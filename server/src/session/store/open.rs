@@ -283,6 +283,9 @@ impl Store {
     /// The disk is full or fails; the store is closed anyway.
     pub async fn close(&self) -> Result<(), StoreError> {
         let saved = self.inner.save_last_uses().await;
+        // Removals may have to wait for a slow object store, and the process may be killed before they end. Closing the
+        // index reports a failure.
+        let _ = self.inner.flush().await;
         let _none_removes = self.inner.removing.write().await;
         let _none_releases = self.inner.releasing.write().await;
         // Sessions matter more than last uses, so the index is closed even if those cannot be saved.

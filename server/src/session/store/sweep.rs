@@ -1,4 +1,4 @@
-//! The background task that removes expired items, garbage, and leftovers of a crash.
+//! The background tasks that remove expired items, garbage, and leftovers of a crash, and that flush the store.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering;
@@ -6,7 +6,7 @@ use std::sync::{Arc, PoisonError, Weak};
 use std::time::Duration;
 
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until};
 
 use super::inner::{Inner, count, now};
 use super::types::Durability;
@@ -21,15 +21,15 @@ const BATCH: usize = 500;
 /// Flush interval of a store that does not sync each turn.
 const FLUSH_EVERY: Duration = Duration::from_secs(1);
 
-/// Starts the task; it stops when the store is dropped.
+/// Starts the tasks; they stop when the store is dropped.
 pub(super) fn start(inner: &Arc<Inner>) {
     let (weak, garbage) = (Arc::downgrade(inner), Arc::clone(&inner.garbage));
     let every = inner.options.sweep_every;
-    let flush = (inner.options.durability == Durability::Memory).then_some(FLUSH_EVERY.min(every));
+    if inner.options.durability == Durability::Memory {
+        tokio::spawn(flush_regularly(weak.clone(), FLUSH_EVERY.min(every)));
+    }
     tokio::spawn(async move {
-        let mut swept = Instant::now();
-        let mut flushed = swept;
-        let (mut opened, mut on_disk) = (0, 0);
+        let (mut swept, mut opened) = (Instant::now(), 0);
         let mut listing: Option<JoinHandle<()>> = None;
         loop {
             let Some(inner) = weak.upgrade() else { return };
@@ -53,28 +53,33 @@ pub(super) fn start(inner: &Arc<Inner>) {
             }
             log_failure(inner.index.prune_texts().await.map(drop));
             log_failure(inner.remove_garbage().await);
-            if flush.is_some_and(|flush| flushed.elapsed() >= flush) {
-                // An idle store does not touch the disk.
-                let before = inner.index.transactions();
-                if before != on_disk {
-                    let flushed = inner.flush().await;
-                    if flushed.is_ok() {
-                        // Transactions committed during the flush count as not yet flushed. The flush itself is one
-                        // transaction.
-                        on_disk = before + 1;
-                    }
-                    log_failure(flushed);
-                }
-                flushed = Instant::now();
-            }
             drop(inner);
-            let next = flush.map_or(swept + every, |flush| (swept + every).min(flushed + flush));
             tokio::select! {
                 () = garbage.notified() => {}
-                () = sleep_until(next) => {}
+                () = sleep_until(swept + every) => {}
             }
         }
     });
+}
+
+/// Flushes the store. In a task of its own, because sweeps may wait for a slow object store.
+async fn flush_regularly(store: Weak<Inner>, every: Duration) {
+    let mut on_disk = 0;
+    loop {
+        sleep(every).await;
+        let Some(inner) = store.upgrade() else { return };
+        // An idle store does not touch the disk.
+        let before = inner.index.transactions();
+        if before != on_disk {
+            let flushed = inner.flush().await;
+            if flushed.is_ok() {
+                // Transactions committed during the flush count as not yet flushed. The flush itself is one
+                // transaction.
+                on_disk = before + 1;
+            }
+            log_failure(flushed);
+        }
+    }
 }
 
 /// Logs a failure of the sweep. The next sweep tries again.

@@ -36,9 +36,9 @@ pub struct ChatTemplate {
 }
 
 impl ChatTemplate {
-    /// Loads the template of the checkpoint in `folder`: `chat_template` in `tokenizer_config.json` (a string, or a
-    /// list of named templates with a `default`), or else the file `chat_template.jinja`. Returns `None` if there is
-    /// neither.
+    /// Loads the template of the checkpoint in `folder`: the file `chat_template.jinja`, or else `chat_template` in
+    /// `tokenizer_config.json` (a string, or a list of named templates with a `default`), in the order of
+    /// `transformers`. Returns `None` if there is neither.
     ///
     /// # Errors
     /// A file cannot be read or parsed, or the template does not compile.
@@ -54,20 +54,19 @@ impl ChatTemplate {
             tokens.extend(token.flatten().map(|token| (name, token.into_text())));
         }
         let template = values.remove("chat_template").map(Option::<Templates>::deserialize).transpose();
-        let (path, source) = match template.map_err(|error| bad(error.to_string()))?.flatten() {
-            Some(Templates::One(source)) => (config, source),
-            Some(Templates::Named(list)) => {
+        let template = template.map_err(|error| bad(error.to_string()))?.flatten();
+        let file = folder.join("chat_template.jinja");
+        let (path, source) = match (std::fs::read_to_string(&file), template) {
+            (Ok(source), _) => (file, source),
+            (Err(error), _) if error.kind() != std::io::ErrorKind::NotFound => {
+                return Err(TextError::Read { path: file, source: error });
+            }
+            (Err(_), None) => return Ok(None),
+            (Err(_), Some(Templates::One(source))) => (config, source),
+            (Err(_), Some(Templates::Named(list))) => {
                 let default = list.into_iter().find(|named| named.name == "default");
                 let default = default.ok_or_else(|| bad("chat_template must have a template named default".into()))?;
                 (config, default.template)
-            }
-            None => {
-                let path = folder.join("chat_template.jinja");
-                match std::fs::read_to_string(&path) {
-                    Ok(source) => (path, source),
-                    Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-                    Err(source) => return Err(TextError::Read { path, source }),
-                }
             }
         };
         let jinja = Jinja::compile(&source, tokens);
@@ -328,13 +327,14 @@ mod tests {
         assert!(ChatTemplate::load(folder).unwrap().is_none());
         write(folder, &serde_json::json!({"bos_token": {"content": "<s>"}, "chat_template": null}));
         assert!(ChatTemplate::load(folder).unwrap().is_none());
-        std::fs::write(folder.join("chat_template.jinja"), "{{ bos_token }}file{{ eos_token }}").unwrap();
-        assert_eq!(load(folder), "<s>file");
         let named = |name: &str| serde_json::json!({"name": name, "template": name});
         write(folder, &serde_json::json!({"chat_template": [named("tool_use"), named("default")]}));
         assert_eq!(load(folder), "default");
         write(folder, &serde_json::json!({"eos_token": "</s>", "chat_template": "{{ eos_token }}text"}));
         assert_eq!(load(folder), "</s>text");
+        // The file comes first, as in `transformers`: a repository may have mended its template there.
+        std::fs::write(folder.join("chat_template.jinja"), "{{ bos_token }}file{{ eos_token }}").unwrap();
+        assert_eq!(load(folder), "file</s>");
     }
 
     #[test]
@@ -345,6 +345,7 @@ mod tests {
         let error = complaint(folder);
         assert!(error.contains("chat_template.jinja: chat template: syntax error"), "{error}");
         assert!(error.contains("chat_template:2"), "the line: {error}");
+        std::fs::remove_file(folder.join("chat_template.jinja")).unwrap();
         for (config, part) in [
             (serde_json::json!({"chat_template": "{{ a"}), "chat template: syntax error"),
             (serde_json::json!({"chat_template": "(".repeat(3) + "{{ " + &"(".repeat(1000)}), "chat template: "),

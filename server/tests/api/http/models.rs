@@ -44,6 +44,8 @@ async fn a_request_selects_its_model_by_name_in_every_format() {
         ("/v1/responses", json!({"input": "Once"})),
         ("/v1/messages", json!({"messages": messages, "max_tokens": 1})),
         ("/v1/messages/count_tokens", json!({"messages": messages})),
+        ("/v1/chat/completions/input_tokens", json!({"messages": messages})),
+        ("/v1/responses/input_tokens", json!({"input": "Once"})),
         ("/tokenize", json!({"content": "Once"})),
         ("/v1/sessions", json!({})),
     ] {
@@ -51,6 +53,15 @@ async fn a_request_selects_its_model_by_name_in_every_format() {
         assert_eq!(refused.status, 404, "{path}");
         assert!(refused.text.contains("this server has `a`, `b`"), "{path}: {}", refused.text);
     }
+    for (path, body) in [
+        ("/v1/chat/completions/input_tokens", json!({"messages": messages, "model": "b"})),
+        ("/v1/responses/input_tokens", json!({"input": "Once"})),
+    ] {
+        assert!(app.post(path, body).await.ok()["input_tokens"].as_u64() > Some(0), "{path}");
+    }
+    let session = app.post("/v1/sessions", json!({"model": "b", "text": "Once"})).await.ok();
+    let path = format!("/v1/sessions/{0}/diff?from={0}", session["id"].as_str().expect("an id"));
+    assert_eq!(app.get(&path).await.ok()["object"], "session.diff");
     assert_eq!(app.get("/v1/models/c").await.refusal(), (404, "model_not_found".into()));
     assert_eq!(app.get("/props?model=b").await.ok()["model_alias"], "b");
     for path in ["/health", "/ready", "/openapi.json"] {

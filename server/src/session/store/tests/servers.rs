@@ -53,6 +53,19 @@ fn a_request_that_goes_away_while_it_waits_leaves_no_lease() {
 }
 
 #[test]
+fn a_lease_is_given_back_even_if_the_last_use_cannot_be_recorded() {
+    crate::sync::block_on(async {
+        let Servers { stores: [one, two], indexes, .. } = Servers::start().await;
+        let expires = NewSession { ttl: Some(LONG), ..new_session() };
+        let id = one.create(ANN, expires).await.expect("a session").id;
+        *indexes[0].hanging.lock().expect("its name") = "record_uses";
+        drop(one.begin(ANN, &id, None, Duration::ZERO).await.expect("the session"));
+        until("the lease is free", async || !indexes[0].is_leased(&id)).await;
+        drop(two.begin(ANN, &id, None, Duration::ZERO).await.expect("the session"));
+    });
+}
+
+#[test]
 fn a_turn_whose_lease_was_lost_is_refused_if_the_other_server_was_faster() {
     crate::sync::block_on(async {
         let Servers { stores: [one, two], indexes, .. } = Servers::start().await;

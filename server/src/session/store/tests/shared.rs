@@ -42,6 +42,8 @@ pub(super) struct Shared {
     pub(super) is_down: AtomicBool,
     /// Whether the connection breaks at the next commit, so that its answer is lost.
     pub(super) breaks: AtomicBool,
+    /// The operation that never ends, if there is one.
+    pub(super) hanging: Mutex<&'static str>,
     /// Notified when a commit arrives.
     pub(super) arrived: Notify,
     /// No commit proceeds while a test holds it.
@@ -79,6 +81,9 @@ macro_rules! shared {
             $(
                 async fn $name(&self, $($argument: $of),*) -> Result<$result, StoreError> {
                     self.reach()?;
+                    if *self.hanging.lock().expect("its name") == stringify!($name) {
+                        std::future::pending::<()>().await;
+                    }
                     self.index.$name($($argument),*).await
                 }
             )*
@@ -287,6 +292,7 @@ impl Servers {
                 is_down: AtomicBool::new(false),
                 breaks: AtomicBool::new(false),
                 arrived: Notify::new(),
+                hanging: Mutex::new(""),
                 gate: tokio::sync::Mutex::new(()),
             })
         });
