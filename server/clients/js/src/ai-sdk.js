@@ -8,7 +8,7 @@ import { APIError, Conflict, Gone, NotFound, Tidegate, VersionMismatch } from '.
 
 const NAME = 'tidegate';
 
-/** Creates the provider: `createTidegate({baseURL})()` is the model. */
+/** Creates the provider: `createTidegate({baseURL})()` is the server's first model, and `('NAME')` the one of that name. */
 export function createTidegate({ ttlSeconds, ...options } = {}) {
   const client = new Tidegate(options);
   const languageModel = (modelId = NAME) => new TidegateModel(client, modelId, ttlSeconds);
@@ -82,7 +82,8 @@ class TidegateModel {
 
   async #session({ session, version }) {
     if (session) return this.#client.handle(session);
-    return this.#client.create({ version, ttlSeconds: this.#ttlSeconds });
+    const model = this.modelId === NAME ? undefined : this.modelId;
+    return this.#client.create({ version, ttlSeconds: this.#ttlSeconds, model });
   }
 
   #turn(turn, messages, { session, version, count }) {

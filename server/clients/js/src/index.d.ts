@@ -108,6 +108,8 @@ export interface Start {
   metadata?: Record<string, string>;
   ttlSeconds?: number;
   label?: string;
+  /** With several models on the server; default: its first. A version needs the model that made it. */
+  model?: string;
 }
 
 export interface Filters {
@@ -117,6 +119,8 @@ export interface Filters {
   tag?: string;
   /** Id of a session. */
   forkedFrom?: string;
+  /** With several models on the server; default: its first. */
+  model?: string;
 }
 
 /** A server. */
@@ -129,7 +133,7 @@ export class Tidegate {
   /** Yields your sessions that match all given filters, newest first by default. */
   sessions(filters?: Filters): AsyncGenerator<Session, void, undefined>;
   /** Creates a session from a file that `save` returned. */
-  load(snapshot: Uint8Array | ArrayBuffer | Blob): Promise<Session>;
+  load(snapshot: Uint8Array | ArrayBuffer | Blob, options?: { model?: string }): Promise<Session>;
 }
 
 export interface Range {

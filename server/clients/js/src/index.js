@@ -24,8 +24,8 @@ export class Tidegate {
   }
 
   /** Creates a session: empty, from text, tokens or messages to read first, or from a version of another session. */
-  async create({ text, tokens, messages, version, seed, metadata, ttlSeconds, label } = {}) {
-    const body = wireNames({ text, tokens, messages, version, seed, metadata, ttlSeconds, label });
+  async create({ text, tokens, messages, version, seed, metadata, ttlSeconds, label, model } = {}) {
+    const body = wireNames({ text, tokens, messages, version, seed, metadata, ttlSeconds, label, model });
     return this.#handle(await this.#transport.send({ method: 'POST', path: '/v1/sessions', body, headers: withKey() }));
   }
 
@@ -40,11 +40,11 @@ export class Tidegate {
   }
 
   /** Yields your sessions that match all given filters, newest first by default. */
-  async *sessions({ order = 'desc', metadata = {}, label, tag, forkedFrom } = {}) {
+  async *sessions({ order = 'desc', metadata = {}, label, tag, forkedFrom, model } = {}) {
     const wanted = Object.entries(metadata).map(([key, value]) => [`metadata[${key}]`, value]);
     let page = [];
     for (let after; after !== null; ) {
-      const fields = Object.entries(wireNames({ limit: 100, order, after, label, tag, forkedFrom }));
+      const fields = Object.entries(wireNames({ limit: 100, order, after, label, tag, forkedFrom, model }));
       const path = `/v1/sessions?${new URLSearchParams([...fields, ...wanted])}`;
       const found = await this.#transport.send({ method: 'GET', path });
       // Yields a page only after fetching the next one, whose cursor is a session that the caller may delete.
@@ -56,9 +56,10 @@ export class Tidegate {
   }
 
   /** Creates a session from a file that `save` returned. */
-  async load(snapshot) {
+  async load(snapshot, { model } = {}) {
+    const path = model === undefined ? '/v1/snapshots' : `/v1/snapshots?${new URLSearchParams({ model })}`;
     // This route does not support idempotency keys.
-    const call = { method: 'POST', path: '/v1/snapshots', body: snapshot, repeatable: false };
+    const call = { method: 'POST', path, body: snapshot, repeatable: false };
     return this.#handle(await this.#transport.send(call));
   }
 }

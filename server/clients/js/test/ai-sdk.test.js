@@ -57,6 +57,13 @@ test('a conversation is one session that reads new messages alone', async () => 
   assert.ok(results[2].text && ['length', 'stop'].includes(results[2].finishReason));
 });
 
+test('a model is chosen by its name', async () => {
+  const provider = connect();
+  const ask = (name) => generateText({ ...request(provider, [user(QUESTIONS[0])]), model: provider(name) });
+  assert.ok((await ask('tidegate-tiny')).text);
+  await assert.rejects(ask('other'), /`other` does not exist/);
+});
+
 test('branches, edits and deletions of a history are answered right', async () => {
   const provider = connect();
   const { history, results } = await talk(provider);

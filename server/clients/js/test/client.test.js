@@ -27,6 +27,15 @@ async function collect(pieces) {
   return found;
 }
 
+test('a session may name its model', async () => {
+  const client = connect();
+  const session = await client.create({ model: 'tidegate-tiny' });
+  assert.deepEqual((await collect(client.sessions({ model: 'tidegate-tiny' }))).map(({ id }) => id), [session.id]);
+  const missing = { name: 'NotFound', message: /`other` does not exist/ };
+  await assert.rejects(client.create({ model: 'other' }), missing);
+  await assert.rejects(collect(client.sessions({ model: 'other' })), missing);
+});
+
 test('a turn continues the session', async () => {
   const session = await connect().create({ text: TALE, seed: 1 });
   const start = session.version;

@@ -29,6 +29,14 @@ def test_a_turn_continues_the_session(client: Tidegate) -> None:
     assert reply.text + session.say(max_tokens=12).text == whole, "a turn without new text continues the answer"
 
 
+def test_a_session_may_name_its_model(client: Tidegate) -> None:
+    session = client.create(model="tidegate-tiny")
+    assert [found.id for found in client.sessions(model="tidegate-tiny")] == [session.id]
+    for refused in (lambda: client.create(model="other"), lambda: list(client.sessions(model="other"))):
+        with pytest.raises(tidegate.NotFound, match="`other` does not exist"):
+            refused()
+
+
 def test_what_is_said_is_a_message(client: Tidegate) -> None:
     said = client.create(seed=1).say("Tell me of a fox.", max_tokens=12)
     written = client.create(seed=1).say(messages=[{"role": "user", "content": "Tell me of a fox."}], max_tokens=12)

@@ -50,6 +50,17 @@ def test_a_conversation_is_one_session_that_reads_new_messages_alone(model: Chat
     assert alone and sizes[2] <= alone["input_tokens"] + 3 < session.turns()[2]["tokens"], sizes
 
 
+def test_a_model_is_chosen_by_its_name(model: ChatTidegate, client: Tidegate) -> None:
+    question = [HumanMessage(QUESTIONS[0])]
+    assert model.model_copy(update={"model": "tidegate-tiny"}).invoke(question).content
+    other = model.model_copy(update={"model": "other"})
+    with pytest.raises(tidegate.NotFound, match="`other` does not exist"):
+        other.invoke(question)
+    with pytest.raises(tidegate.NotFound, match="`other` does not exist"):
+        asyncio.run(other.ainvoke(question))
+    assert len(list(client.sessions())) == 1
+
+
 def test_branches_of_a_history_get_sessions_of_their_own(model: ChatTidegate, client: Tidegate) -> None:
     history = talk(model)
     again = model.invoke([*history[:5], HumanMessage(QUESTIONS[2])])

@@ -43,8 +43,12 @@ class AsyncTidegate:
         metadata: Mapping[str, str] | None = None,
         ttl_seconds: int | None = None,
         label: str | None = None,
+        model: str | None = None,
     ) -> "AsyncSession":
-        """Creates a session: empty, from text, tokens or messages to read first, or from a version of another session."""
+        """Creates a session: empty, from text, tokens or messages to read first, or from a version of another session.
+
+        A server with several models uses `model`, by default its first one. A version needs the model that made it.
+        """
         return self._handle(
             (
                 await self.send(
@@ -57,6 +61,7 @@ class AsyncTidegate:
                         metadata=metadata,
                         ttl_seconds=ttl_seconds,
                         label=label,
+                        model=model,
                     )
                 )
             ).json()
@@ -74,12 +79,14 @@ class AsyncTidegate:
         label: str | None = None,
         tag: str | None = None,
         forked_from: str | None = None,
+        model: str | None = None,
     ) -> AsyncIterator["AsyncSession"]:
         """Yields your sessions that match all given filters, newest first by default."""
         page: list[Json] = []
         after: str | None = None
         while True:
-            call = calls.listing(metadata, limit=100, order=order, after=after, label=label, tag=tag, forked_from=forked_from)
+            filters = {"label": label, "tag": tag, "forked_from": forked_from, "model": model}
+            call = calls.listing(metadata, limit=100, order=order, after=after, **filters)
             found = (await self.send(call)).json()
             # Yields a page only after fetching the next one, whose cursor is a session that the caller may delete.
             for info in page:
@@ -90,10 +97,10 @@ class AsyncTidegate:
                     yield self._handle(info)
                 return
 
-    async def load(self, snapshot: bytes | str | Path) -> "AsyncSession":
+    async def load(self, snapshot: bytes | str | Path, *, model: str | None = None) -> "AsyncSession":
         """Creates a session from a snapshot, given as bytes or as the path of a file."""
         content = snapshot if isinstance(snapshot, bytes) else Path(snapshot).read_bytes()
-        return self._handle((await self.send(calls.upload(content))).json())
+        return self._handle((await self.send(calls.upload(content, model))).json())
 
     async def send(self, call: Call) -> httpx.Response:
         """Sends a request, retries it where that can help, and raises an error if the server answers with one."""

@@ -26,9 +26,9 @@ def listing(metadata: Mapping[str, str] | None = None, **params: Any) -> Call:
     return Call("GET", "/v1/sessions", params={**present(**params), **wanted})
 
 
-def upload(snapshot: bytes) -> Call:
+def upload(snapshot: bytes, model: str | None = None) -> Call:
     # This route does not support idempotency keys.
-    return Call("POST", "/v1/snapshots", content=snapshot, repeatable=False)
+    return Call("POST", "/v1/snapshots", content=snapshot, params=present(model=model), repeatable=False)
 
 
 def read(id: str) -> Call:

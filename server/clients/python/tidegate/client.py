@@ -43,8 +43,12 @@ class Tidegate:
         metadata: Mapping[str, str] | None = None,
         ttl_seconds: int | None = None,
         label: str | None = None,
+        model: str | None = None,
     ) -> "Session":
-        """Creates a session: empty, from text, tokens or messages to read first, or from a version of another session."""
+        """Creates a session: empty, from text, tokens or messages to read first, or from a version of another session.
+
+        A server with several models uses `model`, by default its first one. A version needs the model that made it.
+        """
         return self._handle(
             self.send(
                 calls.create(
@@ -56,6 +60,7 @@ class Tidegate:
                     metadata=metadata,
                     ttl_seconds=ttl_seconds,
                     label=label,
+                    model=model,
                 )
             ).json()
         )
@@ -72,12 +77,14 @@ class Tidegate:
         label: str | None = None,
         tag: str | None = None,
         forked_from: str | None = None,
+        model: str | None = None,
     ) -> Iterator["Session"]:
         """Yields your sessions that match all given filters, newest first by default."""
         page: list[Json] = []
         after: str | None = None
         while True:
-            call = calls.listing(metadata, limit=100, order=order, after=after, label=label, tag=tag, forked_from=forked_from)
+            filters = {"label": label, "tag": tag, "forked_from": forked_from, "model": model}
+            call = calls.listing(metadata, limit=100, order=order, after=after, **filters)
             found = self.send(call).json()
             # Yields a page only after fetching the next one, whose cursor is a session that the caller may delete.
             yield from map(self._handle, page)
@@ -86,10 +93,10 @@ class Tidegate:
                 yield from map(self._handle, page)
                 return
 
-    def load(self, snapshot: bytes | str | Path) -> "Session":
+    def load(self, snapshot: bytes | str | Path, *, model: str | None = None) -> "Session":
         """Creates a session from a snapshot, given as bytes or as the path of a file."""
         content = snapshot if isinstance(snapshot, bytes) else Path(snapshot).read_bytes()
-        return self._handle(self.send(calls.upload(content)).json())
+        return self._handle(self.send(calls.upload(content, model)).json())
 
     def send(self, call: Call) -> httpx.Response:
         """Sends a request, retries it where that can help, and raises an error if the server answers with one."""

@@ -149,7 +149,7 @@ class ChatTidegate(BaseChatModel):
         for place, turn in self._attempts(messages, self._options(stop, kwargs)):
             session = None
             try:
-                session = self._session(place)
+                session = self._session(place, turn)
                 return _result(messages, session.say(**turn))
             except APIError as refused:
                 self._discard(place, session)
@@ -157,9 +157,11 @@ class ChatTidegate(BaseChatModel):
                     raise
         raise AssertionError("unreachable")
 
-    def _session(self, place: Json) -> Any:
+    def _session(self, place: Json, turn: Turn) -> Any:
         client = self._sync()
-        return client.handle(place["id"]) if "id" in place else client.create(**place, ttl_seconds=self.ttl_seconds)
+        if "id" in place:
+            return client.handle(place["id"])
+        return client.create(**place, ttl_seconds=self.ttl_seconds, model=turn.get("model"))
 
     def _discard(self, place: Json, session: Any) -> None:
         """Deletes a session that was created for a turn that the server refused, because nothing refers to it."""
@@ -177,7 +179,7 @@ class ChatTidegate(BaseChatModel):
         for place, turn in self._attempts(messages, self._options(stop, kwargs)):
             begun, session = False, None
             try:
-                session = self._session(place)
+                session = self._session(place, turn)
                 with session.stream(**turn) as stream:
                     for text in stream:
                         begun = True
@@ -204,7 +206,7 @@ class ChatTidegate(BaseChatModel):
         for place, turn in self._attempts(messages, self._options(stop, kwargs)):
             session = None
             try:
-                session = await self._asession(place)
+                session = await self._asession(place, turn)
                 return _result(messages, await session.say(**turn))
             except APIError as refused:
                 await self._adiscard(place, session)
@@ -212,11 +214,11 @@ class ChatTidegate(BaseChatModel):
                     raise
         raise AssertionError("unreachable")
 
-    async def _asession(self, place: Json) -> Any:
+    async def _asession(self, place: Json, turn: Turn) -> Any:
         client = self._async()
         if "id" in place:
             return client.handle(place["id"])
-        return await client.create(**place, ttl_seconds=self.ttl_seconds)
+        return await client.create(**place, ttl_seconds=self.ttl_seconds, model=turn.get("model"))
 
     async def _adiscard(self, place: Json, session: Any) -> None:
         """`_discard` for asyncio."""
@@ -234,7 +236,7 @@ class ChatTidegate(BaseChatModel):
         for place, turn in self._attempts(messages, self._options(stop, kwargs)):
             begun, session = False, None
             try:
-                session = await self._asession(place)
+                session = await self._asession(place, turn)
                 async with session.stream(**turn) as stream:
                     async for text in stream:
                         begun = True
