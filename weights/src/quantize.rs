@@ -81,7 +81,12 @@ impl QuantizeOptions<'_> {
         }
         let empty = |mut entries: std::fs::ReadDir| entries.next().is_none();
         let free = std::fs::read_dir(self.out).map_or_else(|error| error.kind() == ErrorKind::NotFound, empty);
-        if free && self.out.file_name().is_some() { Ok(()) } else { Err(QuantizeError::Occupied(self.out.into())) }
+        // A link cannot be replaced at the end.
+        if free && !self.out.is_symlink() && self.out.file_name().is_some() {
+            Ok(())
+        } else {
+            Err(QuantizeError::Occupied(self.out.into()))
+        }
     }
 
     /// Returns the matrices that the type's blocks do not fit. Reads only the file's header and quantizes nothing.
@@ -184,8 +189,8 @@ impl Draft {
     pub fn finish(mut self, on_text: Option<Comparison>) -> Result<QuantizeReport, QuantizeError> {
         self.report.on_text = on_text;
         let path = self.folder.join(CARD);
-        let old = if path.exists() { std::fs::read_to_string(&path).map_err(io(&path))? } else { String::new() };
-        let card = card::with_section(&old, &self.model, &file_name(&self.out), &self.report);
+        let old = if path.exists() { std::fs::read(&path).map_err(io(&path))? } else { Vec::new() };
+        let card = card::with_section(&String::from_utf8_lossy(&old), &self.model, &file_name(&self.out), &self.report);
         std::fs::write(&path, card).map_err(io(&path))?;
         // The weights must load before the folder gets its name.
         Stored::open(&self.folder)?;

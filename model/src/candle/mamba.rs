@@ -78,7 +78,9 @@ pub(super) fn state(config: &Config) -> StateShape {
 
 /// Hugging Face names the embedding `embeddings`, the package `embedding`.
 fn named(name: &str) -> Named {
-    Named { names: vec![name.into(), name.replace("embedding.", "embeddings.")], ..Named::plain("") }
+    let mut names = vec![name.into(), name.replace("embedding.", "embeddings.")];
+    names.dedup();
+    Named { names, ..Named::plain("") }
 }
 
 /// A model and its config, which determines the shape of its states.

@@ -144,6 +144,13 @@ fn a_failure_leaves_no_files() {
     std::fs::write(out.join("mine"), "").unwrap();
     assert!(error(&fixture("tiny"), &out).contains("new or empty folder"));
     assert_eq!(names(&out), ["mine"]);
+    #[cfg(unix)]
+    {
+        let (target, link) = (tempfile::tempdir().unwrap(), place.path().join("link"));
+        std::os::unix::fs::symlink(target.path(), &link).unwrap();
+        assert!(error(&fixture("tiny"), &link).contains("new or empty folder"), "a link cannot be replaced");
+        std::fs::remove_file(link).unwrap();
+    }
     std::fs::remove_file(out.join("mine")).unwrap();
     quantize(WeightType::Q8_0, &out).unwrap();
     let options = QuantizeOptions { model: &fixture("tiny"), to: WeightType::Q8_0, out: &place.path().join("dropped") };
@@ -162,12 +169,15 @@ fn licenses_are_copied_and_leftovers_of_killed_runs_do_not_disturb() {
         std::fs::copy(fixture("tiny").join(name), model.join(name)).unwrap();
     }
     std::fs::write(model.join("LICENSE"), "yours").unwrap();
+    // A model card in Latin-1.
+    std::fs::write(model.join("README.md"), b"na\xefve").unwrap();
     let options = QuantizeOptions { model: &model, to: WeightType::Q8_0, out: &out };
     let killed = Draft::write(&options, &mut |_| ()).unwrap();
     let left = killed.folder().to_owned();
     std::mem::forget(killed);
     Draft::write(&options, &mut |_| ()).unwrap().finish(None).unwrap();
     assert_eq!(names(&out), ["LICENSE", "README.md", "config.json", "model.gguf"]);
+    assert!(std::fs::read_to_string(out.join("README.md")).unwrap().contains("na\u{fffd}ve"));
     assert!(left.exists());
     assert_eq!(names(place.path()).len(), 3);
 }

@@ -93,9 +93,9 @@ impl Recurrent {
         for (weight, input) in self.taps.iter().zip(inputs.iter().chain([&input])) {
             u = (u + weight * input)?;
         }
-        inputs.rotate_left(1);
-        if let Some(last) = inputs.last_mut() {
-            *last = input;
+        if !inputs.is_empty() {
+            inputs.rotate_left(1);
+            *inputs.last_mut().expect("an input") = input;
         }
         let log_decay = (self.decay_gate.gate(&u)? * &self.decay)?;
         let gated = (self.input_gate.gate(&u)? * &u)?;

@@ -51,9 +51,7 @@ async fn a_completion_equals_that_of_the_openai_route() {
     let sum = timings["cache_n"].as_u64().unwrap() + timings["prompt_n"].as_u64().unwrap();
     assert_eq!((sum, &timings["cache_n"]), (same["usage"]["prompt_tokens"].as_u64().unwrap(), &whole["tokens_cached"]));
     assert!(timings["predicted_per_second"].as_f64() > Some(0.0), "{timings}");
-    for other in [json!({}), json!({"max_tokens": 5}), json!({"n_predict": null, "max_tokens": 12})] {
-        assert_eq!(answered("/completions", asking("The king", other)).await["content"], whole["content"]);
-    }
+    assert_eq!(answered("/completions", asking("The king", json!({}))).await["content"], whole["content"]);
 }
 
 #[tokio::test]

@@ -43,11 +43,9 @@ pub(in crate::api) struct LlamaRequest {
     prompt: Option<Prompts>,
     /// Maximum number of tokens to generate; -1, the default, for the server's limit. 0 is allowed only with `id_slot`,
     /// and only reads the prompt.
+    #[serde(alias = "max_tokens")]
     #[schema(value_type = Option<LengthField>)]
     n_predict: Option<i64>,
-    /// Another name of `n_predict`, which counts if both are given.
-    #[schema(value_type = Option<LengthField>)]
-    max_tokens: Option<i64>,
     /// Divides the logits; 0 always takes the likeliest token. Default: the model's.
     #[schema(minimum = 0, maximum = 2)]
     temperature: Option<f64>,
@@ -152,9 +150,7 @@ impl LlamaRequest {
     /// Returns the maximum number of tokens. By default, a text may be as long as the server allows.
     fn max_tokens(&self, served: &Served) -> Result<MaxTokens, ApiError> {
         let (least, most) = (u64::from(!self.has_slot()), served.limits.max_tokens as u64);
-        let Some(found) = self.n_predict.or(self.max_tokens).filter(|tokens| *tokens != -1) else {
-            return Ok(MaxTokens::Longest);
-        };
+        let Some(found) = self.n_predict.filter(|tokens| *tokens != -1) else { return Ok(MaxTokens::Longest) };
         let tokens = u64::try_from(found).ok().filter(|tokens| (least..=most).contains(tokens));
         let message = || format!("n_predict must be -1 or from {least} to {most}, found {found}");
         tokens.map(MaxTokens::Given).ok_or_else(|| invalid("n_predict", message()))
