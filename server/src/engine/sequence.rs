@@ -338,7 +338,7 @@ impl Sequence {
                 queue_steps: waited,
             },
             drafts: self.drafts.as_ref().map(|drafts| drafts.counts).unwrap_or_default(),
-            retokenized: Vec::new(),
+            retokenized: self.retokenized.clone(),
             snapshot: None,
         }
     }

@@ -13,8 +13,6 @@ use crate::session::{Recent, Snapshot};
 pub(super) struct EndSnapshot {
     pub(super) snapshot: Snapshot,
     pub(super) is_in_slot: bool,
-    /// The snapshot's last tokens, if they were not generated.
-    pub(super) retokenized: Vec<u32>,
 }
 
 /// What the snapshot at the end of a text needs.
@@ -54,7 +52,7 @@ pub(super) fn at_end<M: LanguageModel>(
         (Ending::StopString, Some(rollback)) => roll_back(model, slot, sequence, rollback, rules)?,
         (Ending::Length | Ending::Interrupted, Some(Rollback { state, position, tokens, .. })) => {
             let snapshot = snapshot(sequence, state, position, tokens, true);
-            End::Complete(EndSnapshot { snapshot, is_in_slot: false, retokenized: Vec::new() })
+            End::Complete(EndSnapshot { snapshot, is_in_slot: false })
         }
         (Ending::Length | Ending::Interrupted, None) => needs_state(model, slot, sequence, true)?,
         // The last token is part of the text, and nothing is held back any more.
@@ -90,7 +88,7 @@ fn needs_state<M: LanguageModel>(
 pub(super) fn of_slot(state: Vec<f32>, sequence: &Sequence, open: bool) -> EndSnapshot {
     let pending = sequence.pending().into_iter().collect();
     let snapshot = snapshot(sequence, state, sequence.position, pending, open);
-    EndSnapshot { is_in_slot: snapshot.read > 0, snapshot, retokenized: sequence.retokenized.clone() }
+    EndSnapshot { is_in_slot: snapshot.read > 0, snapshot }
 }
 
 /// Goes back to the rollback point of a text that a stop string has ended. The text shown since is read again, at once
@@ -108,7 +106,7 @@ fn roll_back<M: LanguageModel>(
     }
     if shown.is_empty() {
         let snapshot = snapshot(sequence, state, position, Vec::new(), false);
-        return Ok(End::Complete(EndSnapshot { snapshot, is_in_slot: false, retokenized: Vec::new() }));
+        return Ok(End::Complete(EndSnapshot { snapshot, is_in_slot: false }));
     }
     if position.read == 0 {
         model.reset(slot)?;

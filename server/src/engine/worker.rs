@@ -13,7 +13,7 @@ use tracing::{Span, debug, error, info};
 
 use super::drafter::Speculation;
 use super::error::{SequenceError, catch_panic};
-use super::event::{Event, Failure, Finish};
+use super::event::{Event, Failure};
 use super::generation::{Choice, Ending};
 use super::handle::Shared;
 use super::output::TextBuffers;
@@ -243,7 +243,7 @@ impl<M: LanguageModel> Worker<M> {
         let Some(sequence) = self.scheduler.sequence_mut(slot) else { return };
         let (mut finish, wanted) = (sequence.finish(ending), sequence.snapshot);
         let taker = sequence.keeper.take().filter(|keeper| keeper.end).map(|keeper| keeper.taker);
-        if let Some(EndSnapshot { snapshot, is_in_slot, retokenized }) = snapshot {
+        if let Some(EndSnapshot { snapshot, is_in_slot }) = snapshot {
             let snapshot = Arc::new(snapshot);
             if is_in_slot {
                 self.scheduler.set_resident(slot, &snapshot);
@@ -251,7 +251,7 @@ impl<M: LanguageModel> Worker<M> {
             if let Some(taker) = taker {
                 taker.take(&snapshot);
             }
-            finish = Finish { snapshot: wanted.then_some(snapshot), retokenized, ..finish };
+            finish.snapshot = wanted.then_some(snapshot);
         }
         // Count first, so that a client that has received the last event finds it counted.
         add(&self.shared.counters.finished, 1);

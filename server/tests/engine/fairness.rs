@@ -7,9 +7,10 @@ use std::sync::{Arc, Mutex};
 
 use tidegate_model::{LanguageModel, ModelError};
 use tidegate_server::engine::{
-    EngineHandle, EngineOptions, EngineThread, Event, EventStream, Failure, PassCost, PassCosts, Request, SubmitError,
-    Tenant, spawn,
+    EngineHandle, EngineOptions, EngineThread, Event, EventStream, Failure, PassCost, PassCosts, Request,
+    RequestParameters, Start, SubmitError, Tenant, spawn,
 };
+use tidegate_server::session::Snapshot;
 
 use crate::common::fake::rules;
 use crate::common::runs::{LIMITS, collect, greedy};
@@ -229,6 +230,43 @@ fn a_tenant_gets_work_in_proportion_to_its_weight() {
     };
     let (light, heavy) = (rows(ABUSER), rows(POLITE));
     assert!((heavy as f64 / light as f64 - 3.0).abs() < 0.3, "{heavy} to {light}");
+}
+
+#[test]
+fn a_long_text_that_a_stop_string_ends_is_read_again_between_the_steps_of_others() {
+    let stage = Stage::new(2, 300);
+    let mut parameters = RequestParameters {
+        start: Start::Session(Arc::new(Snapshot::empty(0))),
+        snapshot: true,
+        // The model always chooses token 7. Each one after the first could end the text, but for `min_tokens`.
+        stop: vec!["\u{7}\u{7}".into()],
+        min_tokens: 2000,
+        ..greedy(&[ABUSER], 3000)
+    };
+    parameters.ignore_eos = true;
+    let request = Request::new(parameters, &LIMITS).unwrap();
+    let gate = stage.gate.lock().unwrap();
+    let polite = stage.submit_with(POLITE, 1, 1, (1, 4000)).unwrap();
+    let of = Tenant { id: ABUSER.into(), weight: NonZeroU32::MIN };
+    let rolled_back = stage.engine.submit_for(of, vec![request]).unwrap();
+    drop(gate);
+    let polite = std::thread::spawn(|| waited(polite));
+    let text = collect(rolled_back.into_iter().next().unwrap());
+    let again = text.finish().retokenized.len();
+    drop(polite.join());
+    assert!(again > 1900, "{again}");
+    let passes = stage.passes.lock().unwrap();
+    let chunks: Vec<(usize, usize)> = passes
+        .iter()
+        .enumerate()
+        .filter_map(|(at, pass)| if let Pass::Chunk(ABUSER, tokens) = pass { Some((at, *tokens)) } else { None })
+        .collect();
+    assert_eq!(chunks.iter().map(|(_, tokens)| tokens).sum::<usize>(), again);
+    for pair in chunks.windows(2) {
+        let between = &passes[pair[0].0..pair[1].0];
+        assert!(between.iter().any(|pass| matches!(pass, Pass::Step(rows) if rows[0].0 == POLITE)), "{pair:?}");
+    }
+    assert!(chunks.len() > 3, "{chunks:?}");
 }
 
 #[test]

@@ -93,9 +93,9 @@ impl Recurrent {
         for (weight, input) in self.taps.iter().zip(inputs.iter().chain([&input])) {
             u = (u + weight * input)?;
         }
-        if !inputs.is_empty() {
+        if let Some(oldest) = inputs.first_mut() {
+            *oldest = input;
             inputs.rotate_left(1);
-            *inputs.last_mut().expect("an input") = input;
         }
         let log_decay = (self.decay_gate.gate(&u)? * &self.decay)?;
         let gated = (self.input_gate.gate(&u)? * &u)?;

@@ -161,7 +161,7 @@ export class Session {
   /** Moves the session back to a version, given by its id or a tag. */
   rewind(version: string): Promise<void>;
   save(options?: { version?: string }): Promise<Uint8Array>;
-  load(snapshot: Uint8Array | ArrayBuffer | Blob): Promise<void>;
+  load(snapshot: Uint8Array | ArrayBuffer | Blob, options?: { model?: string }): Promise<void>;
   text(range?: Range): Promise<string>;
   tokens(range?: Range): Promise<number[]>;
   messages(range?: Range): Promise<Array<Message & { version: string }>>;

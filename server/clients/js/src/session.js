@@ -81,8 +81,8 @@ export class Session {
   }
 
   /** Continues from a file that `save` returned. The turns so far stay in `turns`. */
-  async load(snapshot) {
-    const loaded = await this.#client.load(snapshot);
+  async load(snapshot, options) {
+    const loaded = await this.#client.load(snapshot, options);
     try {
       await this.rewind(loaded.version);
     } finally {

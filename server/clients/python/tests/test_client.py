@@ -10,7 +10,7 @@ import pytest
 import tidegate
 from tidegate import AsyncTidegate, Tidegate
 
-from .conftest import Server
+from .conftest import REPOSITORY, Server
 
 TALE = "Once upon a time there was"
 
@@ -35,6 +35,16 @@ def test_a_session_may_name_its_model(client: Tidegate) -> None:
     for refused in (lambda: client.create(model="other"), lambda: list(client.sessions(model="other"))):
         with pytest.raises(tidegate.NotFound, match="`other` does not exist"):
             refused()
+
+
+def test_a_file_is_loaded_into_the_model_that_is_named(start: Callable[..., Server]) -> None:
+    folder = REPOSITORY / "weights/checkpoints/tidegate-tiny"
+    with Tidegate(start("--model", f"{folder}=a", "--model", f"{folder}=b").url) as client:
+        session = client.create(TALE, model="b")
+        session.load(client.load(session.snapshot(), model="b").snapshot(), model="b")
+        for load in (client.load, session.load):
+            with pytest.raises(tidegate.NotFound, match="`other` does not exist"):
+                load(session.snapshot(), model="other")
 
 
 def test_what_is_said_is_a_message(client: Tidegate) -> None:

@@ -47,7 +47,7 @@ class AsyncTidegate:
     ) -> "AsyncSession":
         """Creates a session: empty, from text, tokens or messages to read first, or from a version of another session.
 
-        A server with several models uses `model`, by default its first one. A version needs the model that made it.
+        `model` is one of several on the server; default: the first. A version needs the model that made it.
         """
         return self._handle(
             (
@@ -211,9 +211,12 @@ class AsyncSession:
         """Returns the bytes that `save` writes."""
         return (await self._client.send(calls.snapshot(self.id, version))).content
 
-    async def load(self, snapshot: bytes | str | Path) -> None:
-        """Continues from a snapshot, given as bytes or as the path of a file. The turns so far stay in `turns`."""
-        loaded = await self._client.load(snapshot)
+    async def load(self, snapshot: bytes | str | Path, *, model: str | None = None) -> None:
+        """Continues from a snapshot, given as bytes or as the path of a file. The turns so far stay in `turns`.
+
+        `model` is that of the session, if it is not the server's first.
+        """
+        loaded = await self._client.load(snapshot, model=model)
         try:
             await self.rewind(loaded.version)
         finally:

@@ -47,7 +47,7 @@ class Tidegate:
     ) -> "Session":
         """Creates a session: empty, from text, tokens or messages to read first, or from a version of another session.
 
-        A server with several models uses `model`, by default its first one. A version needs the model that made it.
+        `model` is one of several on the server; default: the first. A version needs the model that made it.
         """
         return self._handle(
             self.send(
@@ -203,9 +203,12 @@ class Session:
         """Returns the bytes that `save` writes."""
         return self._client.send(calls.snapshot(self.id, version)).content
 
-    def load(self, snapshot: bytes | str | Path) -> None:
-        """Continues from a snapshot, given as bytes or as the path of a file. The turns so far stay in `turns`."""
-        loaded = self._client.load(snapshot)
+    def load(self, snapshot: bytes | str | Path, *, model: str | None = None) -> None:
+        """Continues from a snapshot, given as bytes or as the path of a file. The turns so far stay in `turns`.
+
+        `model` is that of the session, if it is not the server's first.
+        """
+        loaded = self._client.load(snapshot, model=model)
         try:
             self.rewind(loaded.version)
         finally:

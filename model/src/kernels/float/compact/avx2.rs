@@ -65,8 +65,8 @@ pub(super) unsafe fn run(x: &[f32], rows: Range<usize>, w: &Compact, panels: Ran
     // SAFETY: the caller's promise.
     unsafe {
         match rows.len() {
-            1 => panels.for_each(|p| few::<__m256, 1, 2>((x, rows.start), (w, p), true, out)),
-            2 => panels.for_each(|p| few::<__m256, 2, 1>((x, rows.start), (w, p), true, out)),
+            1 => panels.for_each(|p| few::<__m256, 1, 2>((x, rows.start), (w, p), out)),
+            2 => panels.for_each(|p| few::<__m256, 2, 1>((x, rows.start), (w, p), out)),
             _ => many::run::<__m256, 2, 2>(x, rows, w, panels, out),
         }
     }

@@ -10,11 +10,12 @@ use std::ops::Range;
 use super::format::{COLUMNS, Compact};
 use super::many;
 use super::product::{REGISTERS, Unpack, few};
-use crate::kernels::float::tile::tiles;
+use crate::kernels::float::tile::{MOST, tiles};
 use crate::kernels::panels::{Output, PANEL};
 
-/// The number of rows from which a panel is unpacked in blocks, each for many rows at once: more than one tile.
-const MANY: usize = 7;
+/// The most rows for which a panel is used as it is unpacked: one tile. For more, it is unpacked in blocks, each for many
+/// rows at once.
+const FEW: usize = MOST;
 
 impl Unpack for __m512 {
     type Bytes = __m512i;
@@ -64,14 +65,14 @@ impl Unpack for __m512 {
 /// `out`.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 pub(super) unsafe fn run(x: &[f32], rows: Range<usize>, w: &Compact, panels: Range<usize>, out: Output<'_>) {
-    if rows.len() >= MANY {
+    if rows.len() > FEW {
         // SAFETY: the caller's promise.
         return unsafe { many::run::<__m512, 1, REGISTERS>(x, rows, w, panels, out) };
     }
     for p in panels {
         tiles!(rows.clone(), |row, M| {
-            // SAFETY: the caller's promise. The first rows prefetch the panel.
-            unsafe { few::<__m512, M, 1>((x, row), (w, p), row == rows.start, out) };
+            // SAFETY: the caller's promise.
+            unsafe { few::<__m512, M, 1>((x, row), (w, p), out) };
         });
     }
 }

@@ -226,7 +226,7 @@ unsafe fn tile<V: Unpack, const M: usize, const P: usize>(
     }
 }
 
-/// Multiplies `M` rows of `x`, from `row` on, by a panel, `P` parts at a time. ask: whether to prefetch the panel
+/// Multiplies `M` rows of `x`, from `row` on, by a panel, `P` parts at a time.
 ///
 /// # Safety
 /// The machine has the instruction set of `V`; rows and panel are in bounds, and no other thread accesses this part of
@@ -235,14 +235,13 @@ unsafe fn tile<V: Unpack, const M: usize, const P: usize>(
 pub(super) unsafe fn few<V: Unpack, const M: usize, const P: usize>(
     (x, row): (&[f32], usize),
     (w, p): (&Compact, usize),
-    ask: bool,
     out: Output<'_>,
 ) {
     const { assert!(parts::<V>().is_multiple_of(P), "parts of a panel") };
     let mut sums = [[0.0f32; PANEL]; M];
     for part in (0..parts::<V>()).step_by(P) {
         // SAFETY: the caller's promise.
-        unsafe { tile::<V, M, P>(x[row * w.k..(row + M) * w.k].as_ptr(), (w, p), (part, ask && part == 0), &mut sums) };
+        unsafe { tile::<V, M, P>(x[row * w.k..(row + M) * w.k].as_ptr(), (w, p), (part, part == 0), &mut sums) };
     }
     let (columns, _) = panels::rows(p, w.n);
     for (m, sums) in sums.iter().enumerate() {
