@@ -84,7 +84,7 @@ impl Database {
     }
 
     pub(super) async fn lease(&self, session: &SessionId) -> Result<bool, StoreError> {
-        if !self.unreleased().is_empty() {
+        if self.unreleased().contains(session.as_str()) {
             // A late release that is under way would give the new lease away.
             let _none_releases = self.releasing_late.lock().await;
             self.unreleased().remove(session.as_str());
