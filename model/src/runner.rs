@@ -1,6 +1,6 @@
 //! A decoder and its pool of slots as a [`LanguageModel`], for any device.
 
-use std::ops::Range;
+use std::ops::{Deref, Range};
 use std::sync::Arc;
 
 use crate::config::SourceConfig;
@@ -154,20 +154,27 @@ pub trait Backend: Send {
     }
 }
 
-/// A decoder with a pool of slots.
-pub struct ModelRunner<B: Backend> {
-    decoder: B,
+/// A decoder with a pool of slots. `D` points to the decoder, which several runners may share.
+pub struct ModelRunner<B: Backend, D: Deref<Target = B> = Box<B>> {
+    decoder: D,
     pool: Pool<B::States>,
 }
 
 impl<B: Backend> ModelRunner<B> {
     /// Combines a decoder with a pool that it has created.
     pub fn new(decoder: B, pool: Pool<B::States>) -> Self {
+        Self { decoder: Box::new(decoder), pool }
+    }
+}
+
+impl<B: Backend> ModelRunner<B, Arc<B>> {
+    /// Combines a decoder that other runners use as well with a pool that it has created.
+    pub fn shared(decoder: Arc<B>, pool: Pool<B::States>) -> Self {
         Self { decoder, pool }
     }
 }
 
-impl<B: Backend> LanguageModel for ModelRunner<B> {
+impl<B: Backend, D: Deref<Target = B> + Send> LanguageModel for ModelRunner<B, D> {
     fn vocab_size(&self) -> usize {
         self.decoder.vocab_size()
     }

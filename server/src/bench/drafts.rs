@@ -82,7 +82,7 @@ pub(super) fn run(args: &BenchArgs, plan: &Plan, folder: &Path) -> Result<()> {
 fn measure(args: &BenchArgs, plan: &Plan, (subject, folder): (&Subject, &Path), rows: &mut Vec<Row>) -> Result<()> {
     let about = About::of(subject, plan)?;
     progress(&format!("{} in {}: loading", about.shape, about.weights));
-    let decoder = runner::on_cpu(subject)?;
+    let decoder = Arc::new(runner::on_cpu(subject)?);
     ensure!(decoder.speculates(), "--draft: {} reads no drafts", about.mixer);
     let vocab_size = decoder.config().vocab_size;
     // With random weights, these are the text files of another model. No token ends a text here.
@@ -100,8 +100,9 @@ fn measure(args: &BenchArgs, plan: &Plan, (subject, folder): (&Subject, &Path), 
         eos: Arc::from([]),
         encode: Arc::new(|_: &str| Vec::new()),
     };
-    let without = Engine::start(decoder, plan, rules(), Drafters::default(), vocab_size)?;
-    let with = Engine::start(runner::on_cpu(subject)?, plan, rules(), drafters, vocab_size)?;
+    // Both engines read the same weights: how fast memory is read depends on where it lies.
+    let without = Engine::start(&decoder, plan, rules(), Drafters::default(), vocab_size)?;
+    let with = Engine::start(&decoder, plan, rules(), drafters, vocab_size)?;
     for (name, text) in &texts {
         let (mut rates, mut drafted, mut accepted) = ([const { Vec::new() }; 2], 0, 0);
         // The first round warms up caches and lets the engine measure the cost of drafts. It is not counted.
@@ -147,9 +148,15 @@ struct Engine {
 }
 
 impl Engine {
-    fn start(decoder: Decoder, plan: &Plan, rules: TextRules, drafters: Drafters, vocab_size: usize) -> Result<Self> {
+    fn start(
+        decoder: &Arc<Decoder>,
+        plan: &Plan,
+        rules: TextRules,
+        drafters: Drafters,
+        vocab_size: usize,
+    ) -> Result<Self> {
         let pool = decoder.new_pool_with(PoolOptions { state: plan.state, ..PoolOptions::new(SLOTS) });
-        let model = ModelRunner::new(decoder, pool.context("the states cannot be allocated")?);
+        let model = ModelRunner::shared(Arc::clone(decoder), pool.context("the states cannot be allocated")?);
         let (handle, thread) = spawn_with(model, rules, EngineOptions::default(), drafters)?;
         let limits = Limits { vocab_size, max_prompt_tokens: usize::MAX, max_tokens: usize::MAX, sources: None };
         Ok(Self { handle, _thread: thread, limits })

@@ -269,13 +269,18 @@ impl Sequence {
             if stopped {
                 return Ok(Some(Ending::StopString));
             }
-            if !complete && (self.generation.wants_tokens() || self.kind != TextKind::Completion) {
-                // The next turn may continue here, so what is held back stays held back.
+            if !complete && (self.generation.wants_tokens() || self.can_be_continued()) {
+                // What is held back stays held back for the next token, or the next turn.
                 return Ok((!self.generation.wants_tokens()).then_some(Ending::Length));
             }
             ending = Some(if complete { Ending::Grammar } else { Ending::Length });
         }
         Ok(if self.output.close(may_end, buffers) { Some(Ending::StopString) } else { ending })
+    }
+
+    /// Whether a next turn can continue the text where it ends: it belongs to a conversation, and its state is kept.
+    fn can_be_continued(&self) -> bool {
+        self.kind != TextKind::Completion && self.snapshot
     }
 
     /// Whether a stop string rolls the text back or still may, if that matters for the snapshot at the end.

@@ -72,6 +72,20 @@ fn the_engine_reports_what_ended_a_text() {
 }
 
 #[test]
+fn text_is_held_back_at_the_end_only_for_a_next_turn() {
+    let (engine, _thread) = start(Fake::new(1));
+    let of = |snapshot| {
+        let conversation = Start::Session(Arc::new(Snapshot::empty(1)));
+        let parameters = RequestParameters { start: conversation, snapshot, ..greedy(&ids("a"), 3) };
+        let output = run(&engine, RequestParameters { stop: vec!["dx".into()], ..parameters });
+        let held = output.finish().snapshot.as_ref().and_then(|end| Some(end.answer.clone()?.held));
+        (output.text.clone(), held)
+    };
+    assert_eq!(of(true), ("bc".into(), Some("d".into())));
+    assert_eq!(of(false), ("bcd".into(), None), "nothing continues the text");
+}
+
+#[test]
 fn a_snapshot_has_no_trace_of_the_stop_token() {
     let prompt = shipped().tokenizer.encode("Once upon a time").unwrap();
     let turn = |prompt: &[u32], max_tokens, stop: &[u32]| RequestParameters {

@@ -132,20 +132,24 @@ class _Known:
 class TidegateSaver(BaseCheckpointSaver[str]):
     """A checkpointer on a Tidegate server, which any number of threads of a program may share.
 
-    With `ttl_seconds`, checkpoints are deleted that long after they were written. The saver caches about `cache_bytes` of
-    what it has read and written; it evicts the least recently used LangGraph threads and reads them again when needed.
+    If the server has several models, `model` names the one that the graph talks to: versions belong to a model, and so do
+    the sessions with the checkpoints. With `ttl_seconds`, checkpoints are deleted that long after they were written. The
+    saver caches about `cache_bytes` of what it has read and written; it evicts the least recently used LangGraph threads
+    and reads them again when needed.
     """
 
     def __init__(
         self,
         client: Tidegate,
         *,
+        model: str | None = None,
         ttl_seconds: int | None = None,
         cache_bytes: int = 64 << 20,
         serde: SerializerProtocol | None = None,
     ) -> None:
         super().__init__(serde=serde)
         self._client = client
+        self._model = model
         self._ttl = ttl_seconds
         self._cache_bytes = cache_bytes
         # Held while the cache changes, never during a request to the server.
@@ -193,7 +197,7 @@ class TidegateSaver(BaseCheckpointSaver[str]):
         sessions: list[Json] = []
         while True:
             try:
-                page = self._client.send(calls.listing(wanted, limit=100, order="asc", after=after)).json()
+                page = self._client.send(calls.listing(wanted, limit=100, order="asc", after=after, model=self._model)).json()
             except NotFound:
                 return None
             sessions += page["data"]
@@ -237,11 +241,11 @@ class TidegateSaver(BaseCheckpointSaver[str]):
             if start is None:
                 continue
             try:
-                return self._client.create(version=start, metadata=metadata, ttl_seconds=self._ttl).info
+                return self._client.create(version=start, metadata=metadata, ttl_seconds=self._ttl, model=self._model).info
             except NotFound:
                 # The version is no longer kept. A turn from this checkpoint will read the conversation again.
                 pass
-        return self._client.create(metadata=metadata, ttl_seconds=self._ttl).info
+        return self._client.create(metadata=metadata, ttl_seconds=self._ttl, model=self._model).info
 
     def put(
         self,

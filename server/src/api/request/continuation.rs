@@ -153,10 +153,11 @@ impl CommitPlan {
 
     /// Whether the state at the end of each of the `texts` is needed.
     pub(super) fn needs_ends(&self, texts: usize) -> bool {
-        match self.keep() {
-            Some(keep) => keep != Keep::Nothing,
+        match self {
+            Self::Turn { keep: Some(keep), .. } => *keep != Keep::Nothing,
+            Self::ClientState { return_state: false, .. } => false,
             // It is not known which of several texts will be continued, and keeping all states would evict others.
-            None => texts == 1,
+            _ => texts == 1,
         }
     }
 

@@ -11,12 +11,14 @@ pub(in crate::api) struct ParameterNames {
     pub(in crate::api) max_tokens: &'static str,
     pub(in crate::api) stop: &'static str,
     pub(in crate::api) repetition_penalty: &'static str,
+    /// The field that asks for the request's grammar.
+    pub(in crate::api) grammar: &'static str,
 }
 
 impl ParameterNames {
     /// Returns OpenAI's names.
     pub(in crate::api) const fn openai(prompt: &'static str, max_tokens: &'static str) -> Self {
-        Self { prompt, max_tokens, stop: "stop", repetition_penalty: "repetition_penalty" }
+        Self { prompt, max_tokens, stop: "stop", repetition_penalty: "repetition_penalty", grammar: "grammar" }
     }
 
     /// Converts the engine's refusal of a text, with the parameter's name that the client knows.
@@ -27,6 +29,7 @@ impl ParameterNames {
             "max_tokens" => self.max_tokens,
             "stop" => self.stop,
             "repetition_penalty" => self.repetition_penalty,
+            "grammar" => self.grammar,
             parameter => parameter,
         };
         let message = error.to_string();

@@ -58,18 +58,22 @@ impl Conversation {
     /// Returns what the template gets besides the messages.
     fn input<'a>(&'a self, tools: Option<&'a Tools>) -> TemplateInput<'a> {
         let closed = matches!(self.ending, Ending::Nothing);
-        TemplateInput { tools: tools.map(Tools::template), variables: Some(&self.variables), closed }
+        let (tools, variables) = (tools.map(Tools::template), Some(&self.variables));
+        TemplateInput { tools, variables, closed, prefill: self.prefill() }
     }
 
-    /// Returns the text at the beginning of the answer.
-    fn prefill(&self) -> &str {
-        if let Ending::Prefill(text) = &self.ending { text } else { "" }
+    /// Returns the text at the beginning of the answer, if there is any.
+    fn prefill(&self) -> Option<&str> {
+        if let Ending::Prefill(text) = &self.ending {
+            Some(text.as_str()).filter(|text| !text.is_empty())
+        } else {
+            None
+        }
     }
 
     /// Returns the messages, and where in `prompt` their contents are.
     pub(in crate::api) fn added(&self, prompt: &[u32], served: &Served) -> PromptMessages {
-        let prefill = Some(self.prefill()).filter(|prefill| !prefill.is_empty());
-        messages::added(&self.messages, prefill, prompt, served.tokenizer.vocabulary())
+        messages::added(&self.messages, self.prefill(), prompt, served.tokenizer.vocabulary())
     }
 
     /// Renders the conversation as text.
@@ -83,7 +87,7 @@ impl Conversation {
         check_count(&self.messages, param)?;
         let text = template.render_with(&self.messages, self.input(tools));
         let text = text.map_err(|error| ApiError::invalid(Some(param), format!("{param}: {error}")))?;
-        Ok(text + self.prefill())
+        Ok(text + self.prefill().unwrap_or_default())
     }
 }
 
@@ -118,7 +122,7 @@ impl Prompt {
         // encoded.
         let whole = template.render_with(messages, input);
         let text = whole.or_else(|_| template.render_more_with(messages, input, After::Answer)).ok()?;
-        Some(ReasoningStart::after((text + conversation.prefill()).as_bytes()))
+        Some(ReasoningStart::after((text + conversation.prefill().unwrap_or_default()).as_bytes()))
     }
 
     /// Encodes each prompt, which `param` gave, into token ids. `base` is the conversation that is continued.
@@ -220,7 +224,7 @@ fn encode_messages(
     }
     let text = chat_template(served, param)?.render_more_with(messages, conversation.input(tools), after(base));
     let text = text.map_err(|error| ApiError::invalid(Some(param), format!("{param}: {error}")))?;
-    encode(&(text + conversation.prefill()), Around::More, param, served)
+    encode(&(text + conversation.prefill().unwrap_or_default()), Around::More, param, served)
 }
 
 /// Encodes messages that no answer follows, at the start of a conversation or after `base`.

@@ -107,6 +107,7 @@ impl TextRequest {
         let Some(grammar) = std::mem::take(&mut self.grammar).of(self.tools.as_mut())? else {
             return Ok(GrammarLookup::Absent);
         };
+        self.names.grammar = grammar.param;
         let start = self.prompt.reasoning_start(self.tools.as_ref(), served);
         let grammar = match start {
             Some(start) => grammar.after_reasoning(start),

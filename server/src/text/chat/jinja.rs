@@ -58,12 +58,13 @@ impl Jinja {
 
     /// Renders a conversation.
     pub(super) fn render(&self, conversation: Rendering) -> Result<String, ChatError> {
-        let Rendering { messages, input: TemplateInput { tools, variables, closed }, now } = conversation;
+        let Rendering { messages, input: TemplateInput { tools, variables, closed, prefill }, now } = conversation;
         let variables = variables.into_iter().flatten().map(|(name, value)| (name.as_str(), from_json(value)));
         let values = context! {
             messages => messages.iter().map(value).collect::<Vec<Value>>(),
             tools => tools.map_or(Value::from(()), from_json),
             add_generation_prompt => !closed,
+            continue_final_message => prefill,
             strftime_now => Value::from_function(move |format: &str| date(now, format)),
             ..Value::from_pairs(variables)
         };

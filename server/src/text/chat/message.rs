@@ -30,6 +30,9 @@ pub struct TemplateInput<'a> {
     pub variables: Option<&'a Map<String, Value>>,
     /// Whether to leave out the beginning of the assistant's answer.
     pub closed: bool,
+    /// The text that follows the beginning of the answer, which the template does not write. It is the variable
+    /// `continue_final_message`.
+    pub prefill: Option<&'a str>,
 }
 
 /// Why the template produced no text.

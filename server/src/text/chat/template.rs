@@ -17,7 +17,7 @@ use crate::text::tokenizer::{SpecialToken, Tokenizer, optional_json};
 const TOKENS: [&str; 7] = ["bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token"];
 
 /// Input for a text after which no answer follows.
-const CLOSED: TemplateInput<'static> = TemplateInput { tools: None, variables: None, closed: true };
+const CLOSED: TemplateInput<'static> = TemplateInput { tools: None, variables: None, closed: true, prefill: None };
 
 /// The end of the stored conversation to which messages are added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

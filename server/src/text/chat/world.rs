@@ -32,4 +32,5 @@ pub(super) const SOURCE: &str = "{{ separator }}\
 {%- endfor -%}\
 {%- if add_generation_prompt -%}\
 {{ 'Assistant: <think' if enable_thinking else 'Assistant:' }}\
+{{ ' ' if continue_final_message and continue_final_message[0] not in ' \\n' }}\
 {%- endif -%}";

@@ -23,6 +23,22 @@ async fn say(app: &App, session: &Value, messages: Value, more: Value) -> Answer
 }
 
 #[tokio::test]
+async fn a_grammar_for_an_answer_that_continues_is_refused_under_its_own_name() {
+    let app = app().await;
+    let made = session(&app, json!({})).await;
+    say(&app, &made, json!([{"role": "user", "content": "Once"}]), json!({"ignore_eos": true})).await;
+    for (param, more) in [
+        ("response_format", json!({"response_format": {"type": "json_object"}})),
+        ("regex", json!({"regex": "[a-z]*"})),
+    ] {
+        let answer = say(&app, &made, json!([]), more).await;
+        assert_eq!((answer.status, &answer.json()["error"]["param"]), (StatusCode::BAD_REQUEST, &json!(param)));
+        let message = format!("{param} must be absent where the previous answer continues, found one");
+        assert_eq!(answer.json()["error"]["message"], message);
+    }
+}
+
+#[tokio::test]
 async fn the_headers_of_a_turn_name_the_version_that_it_makes() {
     let app = app().await;
     let made = session(&app, json!({})).await;

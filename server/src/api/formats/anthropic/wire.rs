@@ -25,12 +25,8 @@ use crate::api::run::encoder::EventEncoder;
 use crate::api::state::Served;
 use crate::text::ChatTemplate;
 
-const NAMES: ParameterNames = ParameterNames {
-    prompt: "messages",
-    max_tokens: "max_tokens",
-    stop: "stop_sequences",
-    repetition_penalty: "repetition_penalty",
-};
+const NAMES: ParameterNames =
+    ParameterNames { stop: "stop_sequences", ..ParameterNames::openai("messages", "max_tokens") };
 
 /// A request for a message, as Anthropic defines it. A field that is null counts as absent.
 #[derive(Debug, Deserialize, ToSchema)]

@@ -29,7 +29,7 @@ use crate::session::Owner;
 use crate::text::GrammarSpec;
 
 const NAMES: ParameterNames =
-    ParameterNames { prompt: "prompt", max_tokens: "n_predict", stop: "stop", repetition_penalty: "repeat_penalty" };
+    ParameterNames { repetition_penalty: "repeat_penalty", ..ParameterNames::openai("prompt", "n_predict") };
 
 /// The most alternatives that can be listed with each token.
 const MAX_PROBS: u64 = 20;
