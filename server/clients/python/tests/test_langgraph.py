@@ -1,6 +1,8 @@
 """TidegateSaver: LangGraph's own conformance tests, crashes, and old or large checkpoints."""
 
 import asyncio
+import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,7 +27,7 @@ from tidegate.langchain import ChatTidegate
 from tidegate.langgraph import TidegateSaver
 
 from . import killed_graph
-from .conftest import Server
+from .conftest import REPOSITORY, Server
 
 
 def test_it_conforms(client: Tidegate) -> None:
@@ -77,6 +79,27 @@ def test_an_old_checkpoint_has_kept_its_version(start: Any) -> None:
     assert len(branch) == 4
     turn = client.session(branch[3].response_metadata["tidegate"]["session"]).turns()[-1]
     assert turn["parent"] == mark["version"] and turn["prompt_tokens"] < 12
+
+
+def test_checkpoints_are_sessions_of_the_model_that_is_named(start: Any, tmp_path: Path) -> None:
+    shipped, other = REPOSITORY / "weights/checkpoints/tidegate-tiny", tmp_path / "other"
+    shutil.copytree(shipped, other)
+    # Models with equal weights would share their sessions.
+    with (other / "model.safetensors").open("r+b") as weights:
+        weights.seek(-1, os.SEEK_END)
+        weights.write(b"\0")
+    server = start("--model", f"{shipped}=a", "--model", f"{other}=b")
+    client, model = Tidegate(server.url), ChatTidegate(base_url=server.url, model="b", max_tokens=2, temperature=0)
+    built = StateGraph(MessagesState)
+    built.add_node("answer", lambda state: {"messages": [model.invoke(state["messages"])]})
+    built.add_edge(START, "answer")
+    graph = built.compile(checkpointer=TidegateSaver(client, model="b"))
+    config: Any = {"configurable": {"thread_id": "several"}}
+    graph.invoke({"messages": [HumanMessage("Tell me of a fox.")]}, config)
+    answer = graph.invoke({"messages": [HumanMessage("And then?")]}, config)["messages"][3]
+    assert list(client.sessions(model="a")) == []
+    stored = client.sessions(model="b", metadata={"thread": "several"})
+    assert answer.response_metadata["tidegate"]["version"] in {session.version for session in stored}
 
 
 def checkpoint(value: Any) -> Any:
