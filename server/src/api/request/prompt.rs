@@ -64,10 +64,9 @@ impl Conversation {
 
     /// Returns the text at the beginning of the answer, if there is any.
     fn prefill(&self) -> Option<&str> {
-        if let Ending::Prefill(text) = &self.ending {
-            Some(text.as_str()).filter(|text| !text.is_empty())
-        } else {
-            None
+        match &self.ending {
+            Ending::Prefill(text) if !text.is_empty() => Some(text),
+            _ => None,
         }
     }
 

@@ -6,8 +6,9 @@ use tidegate_server::checkpoint::{OpenOptions, open};
 use tidegate_server::session::{History, Location, Owner, SessionId, StoreOptions, VersionId};
 
 use crate::common::checkpoint;
-use crate::common::sessions::{App, app, app_of, app_storing, prompt, session};
+use crate::common::sessions::{App, app, app_of, app_storing, app_with, prompt, session};
 use crate::common::translator::{Translator, serving};
+use crate::common::with;
 
 async fn read(app: &App, id: &str, what: &str) -> Value {
     let answer = app.send(Method::GET, &format!("/v1/sessions/{id}/{what}"), Value::Null, &[]).await;
@@ -111,6 +112,28 @@ async fn text_that_is_held_back_belongs_to_the_text_until_a_stop_string_takes_it
     assert_eq!(rest, "");
     assert_eq!(text(&app, &other).await, "Once upon a time there was");
     agree(&app, &other).await;
+}
+
+#[tokio::test]
+async fn text_is_held_back_at_the_end_only_where_a_next_turn_can_show_it() {
+    let app = app_with(b"0123456789abcdef0123456789abcdef").await;
+    let begun = app.post("/v1/completions", prompt("Once upon a time", json!({"return_state": true}))).await.json();
+    let made = session(&app, json!({"text": "Once upon a time"})).await;
+    let (by_state, by_session) = (json!({"state": begun["state"]}), json!({"session": made["id"]}));
+    for (start, keeps_nothing, keeps) in [
+        (by_state, json!({}), json!({"return_state": true})),
+        (by_session, json!({"keep": "none"}), json!({"keep": "best"})),
+    ] {
+        let say = async |more: Value| {
+            let answer = app.post("/v1/completions", prompt(" The", with(start.clone(), more))).await.json();
+            answer["choices"][0]["text"].as_str().unwrap_or_else(|| panic!("{answer}")).to_owned()
+        };
+        let whole = say(keeps_nothing.clone()).await;
+        // All of the answer may be the beginning of this stop string.
+        let stop = json!({"stop": [format!("{whole}~")]});
+        assert_eq!(say(with(keeps_nothing, stop.clone())).await, whole);
+        assert_eq!(say(with(keeps, stop)).await, "");
+    }
 }
 
 #[tokio::test]
