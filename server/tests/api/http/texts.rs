@@ -26,7 +26,7 @@ async fn tokens(app: &App, id: &str) -> Vec<u32> {
 
 /// Runs a greedy turn and returns the text that its client sees.
 async fn say(app: &App, id: &str, text: &str, more: Value) -> String {
-    let body = crate::common::with(prompt(text, json!({"session": id})), more);
+    let body = with(prompt(text, json!({"session": id})), more);
     let answer = app.post("/v1/completions", body).await;
     assert_eq!(answer.status, StatusCode::OK, "{}", answer.text());
     answer.json()["choices"][0]["text"].as_str().unwrap().to_owned()
