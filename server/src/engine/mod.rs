@@ -7,10 +7,12 @@
 //! If a step has few rows, they may also read draft tokens (`speculation`), which are kept if the request's sampler
 //! chooses them too.
 
+mod accuracy;
 mod chunks;
 mod constraint;
 mod draft_model;
 mod drafter;
+mod drafters;
 mod error;
 mod event;
 mod event_sender;
@@ -19,6 +21,7 @@ mod generation;
 mod guide;
 mod handle;
 mod logprobs;
+mod lookup;
 mod output;
 mod parameters;
 mod pass_costs;
@@ -46,7 +49,8 @@ mod worker;
 
 pub use constraint::{Constraint, ConstraintError, Grammar};
 pub use draft_model::{DRAFT_SLOTS, DraftModel};
-pub use drafter::{Drafter, Drafters};
+pub use drafter::{Drafter, PROPOSAL_KINDS, Proposal};
+pub use drafters::Drafters;
 pub use event::{
     Delta, Event, EventStream, Failure, Finish, FinishReason, Interrupt, StopCause, Timings, TokenLogprobs,
 };

@@ -1,22 +1,29 @@
 //! The draft tokens of one text: its last tokens, what has been proposed for it, and how often the proposals were
 //! right.
 
+use super::accuracy::Accuracy;
+use super::drafter::{Drafter, PROPOSAL_KINDS, Proposal};
+
 /// Fewest tokens at the end of a text that a drafter sees, if the text has as many and they are known. Known are the
 /// prompt and the answer, and the earlier turns of a conversation while its state stays in memory.
 pub(super) const RECENT: usize = 2048;
 
-/// The weight of one token in the running share of right proposals.
-const WEIGHT: f64 = 1.0 / 8.0;
-/// The share assumed for lookups before the first token: most texts do not repeat themselves at once;
-const FIRST: f64 = 0.1;
-/// the share assumed for a draft model, which was chosen for the served model;
+/// The share of right proposals assumed for lookups before the first one,
+const FIRST: f64 = 0.3;
+/// and for a draft model, which was chosen for the served model.
 const FIRST_OF_MODEL: f64 = 0.5;
-/// and the smallest share, because texts change.
-const LEAST: f64 = 0.05;
 
 /// How far a draft model's share moves back toward its first value with each token that had no proposal: without
 /// proposals, nothing else would show that they are right again.
 const RETURN: f64 = 1.0 / 1024.0;
+
+/// The last positions of the known text at which lookups are tried before the first draft tokens are read: they show
+/// how often lookups are right in this text.
+const REHEARSED: usize = 64;
+/// Tokens looked up at each of these positions,
+const REHEARSED_TOKENS: usize = 4;
+/// if the answer may have at least this many more tokens.
+const WORTHWHILE: usize = 8;
 
 /// The kind of drafter that proposes the draft tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -39,13 +46,15 @@ pub(super) struct RowDrafts {
     origin: Origin,
     /// Draft tokens that a step may use for the text: those proposed, or as many as a draft model would propose.
     available: usize,
-    /// The tokens that may follow.
-    proposed: Vec<u32>,
+    /// The tokens that may follow. A draft model's have no kind: it is 0.
+    proposed: Vec<Proposal>,
     /// How many of the proposed tokens the text has followed.
     followed: usize,
-    /// For each origin, the running share of proposed tokens that were right, given that those before them were right.
-    /// Proposals that the model has not read count too.
-    shares: [f64; 2],
+    /// How often lookups were right, by kind. Proposals that the model has not read count too.
+    lookups: [Accuracy; PROPOSAL_KINDS],
+    rehearsed: bool,
+    /// How often a draft model was right.
+    model: Accuracy,
     /// Draft tokens that the model has read, and how many of them the text has kept.
     pub(super) counts: DraftCounts,
 }
@@ -72,7 +81,9 @@ impl RowDrafts {
             available: 0,
             proposed: Vec::new(),
             followed: 0,
-            shares: [FIRST, FIRST_OF_MODEL],
+            lookups: [Accuracy::assumed(FIRST); PROPOSAL_KINDS],
+            rehearsed: false,
+            model: Accuracy::assumed(FIRST_OF_MODEL),
             counts: DraftCounts::default(),
         }
     }
@@ -99,17 +110,18 @@ impl RowDrafts {
 
     /// Adds a token of the answer.
     pub(super) fn push(&mut self, token: u32) {
-        if let Some(proposed) = self.proposed.get(self.followed) {
-            let (right, share) = (*proposed == token, &mut self.shares[self.origin as usize]);
-            *share += (f64::from(u8::from(right)) - *share) * WEIGHT;
-            *share = share.max(LEAST);
+        if let Some(Proposal { token: proposed, kind }) = self.proposed.get(self.followed) {
+            let right = *proposed == token;
+            match self.origin {
+                Origin::Lookup => self.lookups[*kind].count(right),
+                Origin::Model => self.model.count(right),
+            }
             self.followed += 1;
             if !right {
                 self.proposed.clear();
             }
         } else {
-            let share = &mut self.shares[Origin::Model as usize];
-            *share += (FIRST_OF_MODEL - *share).max(0.0) * RETURN;
+            self.model.rise(FIRST_OF_MODEL, RETURN);
         }
         self.length += 1;
         if self.recent.len() == 2 * RECENT {
@@ -130,29 +142,55 @@ impl RowDrafts {
         self.recent[end.saturating_sub(RECENT)..end].to_vec()
     }
 
-    /// Whether a draft model has been right more often than lookups.
-    pub(super) fn trusts_model(&self) -> bool {
-        self.shares[Origin::Model as usize] > self.shares[Origin::Lookup as usize]
-    }
-
-    /// Makes `draft` look up tokens that may follow the last ones.
-    pub(super) fn look_up(&mut self, draft: impl FnOnce(&[u32], &mut Vec<u32>)) {
-        self.followed = 0;
-        self.proposed.clear();
+    /// Proposes what `lookup` finds, at most `most` tokens.
+    pub(super) fn look_up(&mut self, lookup: Option<&mut (dyn Drafter + 'static)>, most: usize) {
+        self.forget();
         self.origin = Origin::Lookup;
-        draft(&self.recent, &mut self.proposed);
+        if let Some(lookup) = lookup.filter(|_| most > 0) {
+            if !self.rehearsed && most >= WORTHWHILE {
+                self.rehearse(lookup);
+            }
+            lookup.draft(&self.recent, most, &mut self.proposed);
+        }
         self.available = self.proposed.len();
     }
 
-    /// Notes that a draft model can propose `available` tokens.
+    /// Counts how often lookups would have been right in the last tokens of the known text.
+    fn rehearse(&mut self, lookup: &mut dyn Drafter) {
+        self.rehearsed = true;
+        let Self { recent, proposed, lookups, .. } = self;
+        for at in recent.len().saturating_sub(REHEARSED)..recent.len() {
+            lookup.draft(&recent[..at], REHEARSED_TOKENS, proposed);
+            for (Proposal { token, kind }, true_token) in proposed.drain(..).zip(&recent[at..]) {
+                lookups[kind].count(token == *true_token);
+                if token != *true_token {
+                    break;
+                }
+            }
+        }
+    }
+
+    fn forget(&mut self) {
+        self.followed = 0;
+        self.proposed.clear();
+    }
+
+    /// Whether a draft model has been right more often than lookups like that of the next token.
+    pub(super) fn prefers_model(&self) -> bool {
+        self.proposed.first().is_none_or(|proposal| self.model.share() > self.lookups[proposal.kind].share())
+    }
+
+    /// Drops what was looked up, and notes that a draft model can propose `available` tokens.
     pub(super) fn await_model(&mut self, available: usize) {
+        self.forget();
         self.origin = Origin::Model;
         self.available = available;
     }
 
     /// Adds what a draft model proposes, but no more than can be used.
     pub(super) fn propose(&mut self, tokens: &[u32]) {
-        self.proposed.extend_from_slice(&tokens[..tokens.len().min(self.available)]);
+        let usable = &tokens[..tokens.len().min(self.available)];
+        self.proposed.extend(usable.iter().map(|token| Proposal { token: *token, kind: 0 }));
     }
 
     /// Draft tokens that a step may use for the text.
@@ -161,24 +199,45 @@ impl RowDrafts {
     }
 
     /// The last proposal, until the text has gone on in another way.
-    pub(super) fn proposed(&self) -> &[u32] {
-        &self.proposed
+    pub(super) fn proposed(&self) -> impl ExactSizeIterator<Item = u32> {
+        self.proposed.iter().map(|proposal| proposal.token)
     }
 
     /// Returns how many tokens a step is expected to give if it reads at most `drafts` of the available draft tokens.
     pub(super) fn expected(&self, drafts: usize) -> f64 {
-        let (read, share) = (drafts.min(self.available) as i32, self.shares[self.origin as usize]);
-        // The sum of `share` to the powers 0 to `read`.
-        if share < 1.0 { (1.0 - share.powi(read + 1)) / (1.0 - share) } else { f64::from(read + 1) }
+        let share = |at: usize| match self.origin {
+            Origin::Lookup => self.lookups[self.proposed[at].kind].share(),
+            Origin::Model => self.model.share(),
+        };
+        // A draft token counts only if all before it are right too.
+        let right = (0..drafts.min(self.available)).scan(1.0, |right, at| {
+            *right *= share(at);
+            Some(*right)
+        });
+        1.0 + right.sum::<f64>()
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::accuracy::LEAST;
     use super::*;
 
+    /// Proposes the same tokens for every text, all of one kind.
+    struct Fixed(Vec<u32>);
+
+    impl Drafter for Fixed {
+        fn draft(&mut self, _: &[u32], most: usize, draft: &mut Vec<Proposal>) {
+            draft.extend(self.0.iter().take(most).map(|token| Proposal { token: *token, kind: 5 }));
+        }
+    }
+
+    fn propose(drafts: &mut RowDrafts, proposed: &[u32]) {
+        drafts.look_up(Some(&mut Fixed(proposed.to_vec())), proposed.len());
+    }
+
     fn after(drafts: &mut RowDrafts, proposed: &[u32], tokens: &[u32]) {
-        drafts.look_up(|_, to| to.extend_from_slice(proposed));
+        propose(drafts, proposed);
         for token in tokens {
             drafts.push(*token);
         }
@@ -190,10 +249,9 @@ mod tests {
         let mut drafts = RowDrafts::new(0, &prompt);
         (5000..20_000).for_each(|token| {
             drafts.push(token);
-            drafts.look_up(|recent, _| {
-                assert!((RECENT..=2 * RECENT).contains(&recent.len()));
-                assert_eq!((recent[0], *recent.last().unwrap()), (token + 1 - recent.len() as u32, token));
-            });
+            let recent = drafts.recent();
+            assert!((RECENT..=2 * RECENT).contains(&recent.len()));
+            assert_eq!((recent[0], *recent.last().unwrap()), (token + 1 - recent.len() as u32, token));
             let before = drafts.before(3);
             assert!((RECENT - 3..=RECENT).contains(&before.len()));
             assert!(before.iter().copied().eq(token - 2 - before.len() as u32..token - 2));
@@ -204,46 +262,81 @@ mod tests {
     fn the_share_of_right_proposals_decides_what_a_step_is_expected_to_give() {
         let mut drafts = RowDrafts::new(0, &[1]);
         assert_eq!(drafts.expected(7), 1.0, "nothing is proposed");
-        for _ in 0..100 {
+        for _ in 0..200 {
             after(&mut drafts, &[1, 2, 3], &[1, 2, 3, 4]);
         }
-        after(&mut drafts, &[1, 2, 3], &[]);
+        propose(&mut drafts, &[1, 2, 3]);
         let [none, one, all] = [0, 1, 3].map(|read| drafts.expected(read));
         assert!((none - 1.0).abs() < 1e-9 && (one - 2.0).abs() < 1e-3 && (all - 4.0).abs() < 1e-3, "{all}");
         assert_eq!(drafts.expected(9), all, "no more than there are");
-        for _ in 0..100 {
+        for _ in 0..200 {
             // After a wrong token, the rest of the proposal counts for nothing.
             after(&mut drafts, &[1, 2, 3], &[9, 2, 3]);
         }
-        after(&mut drafts, &[1, 2, 3], &[]);
-        assert!((drafts.expected(3) - 1.0 / (1.0 - LEAST)).abs() < 1e-3);
+        propose(&mut drafts, &[1, 2, 3]);
+        assert!((drafts.expected(3) - (1.0 + LEAST + LEAST.powi(2) + LEAST.powi(3))).abs() < 1e-9);
+    }
+
+    #[test]
+    fn each_kind_of_proposal_has_its_own_share() {
+        struct Kind(usize);
+        impl Drafter for Kind {
+            fn draft(&mut self, _: &[u32], _: usize, draft: &mut Vec<Proposal>) {
+                draft.push(Proposal { token: 7, kind: self.0 });
+            }
+        }
+        let mut drafts = RowDrafts::new(0, &[1]);
+        for token in [7, 8].repeat(100) {
+            drafts.look_up(Some(&mut Kind(usize::from(token == 8))), 1);
+            drafts.push(token);
+        }
+        let expected = [0, 1, 2].map(|kind| {
+            drafts.look_up(Some(&mut Kind(kind)), 1);
+            drafts.expected(1) - 1.0
+        });
+        assert!(expected[0] > 0.99 && expected[1] == LEAST && expected[2] == FIRST, "{expected:?}");
+    }
+
+    #[test]
+    fn the_known_text_shows_how_often_lookups_are_right() {
+        let expected = |token, most| {
+            let mut drafts = RowDrafts::new(0, &[7; 100]);
+            drafts.look_up(Some(&mut Fixed(vec![token; most])), most);
+            drafts.expected(1) - 1.0
+        };
+        assert!(expected(7, WORTHWHILE) > 0.95);
+        assert_eq!(expected(8, WORTHWHILE), LEAST);
+        assert_eq!(expected(7, WORTHWHILE - 1), FIRST, "not worth the time");
     }
 
     #[test]
     fn what_a_model_proposes_counts_apart_and_is_tried_again_after_a_while() {
         let mut drafts = RowDrafts::new(0, &[1]);
         let one = |drafts: &mut RowDrafts| {
-            drafts.look_up(|_, _| {});
+            drafts.look_up(None, 2);
             drafts.await_model(2);
             drafts.expected(1) - 1.0
         };
         assert!((one(&mut drafts) - FIRST_OF_MODEL).abs() < 1e-9);
-        assert!(drafts.trusts_model());
+        assert!(drafts.prefers_model());
         drafts.propose(&[7, 8, 9]);
-        assert_eq!((drafts.proposed(), drafts.available()), (&[7, 8][..], 2));
+        assert!(drafts.proposed().eq([7, 8]));
+        assert_eq!(drafts.available(), 2);
         drafts.push(7);
         assert!(one(&mut drafts) > FIRST_OF_MODEL);
-        for _ in 0..100 {
+        for _ in 0..200 {
             one(&mut drafts);
             drafts.propose(&[7]);
             drafts.push(6);
         }
         assert!((one(&mut drafts) - LEAST).abs() < 1e-9);
-        assert!(!drafts.trusts_model());
-        after(&mut drafts, &[1], &[]);
+        propose(&mut drafts, &[1]);
+        assert!(!drafts.prefers_model());
         assert!((drafts.expected(1) - 1.0 - FIRST).abs() < 1e-9, "a lookup's share is as before");
+        propose(&mut drafts, &[]);
+        assert!(drafts.prefers_model(), "nothing was found");
         (0..2048).for_each(|_| drafts.push(6));
         assert!((0.4..FIRST_OF_MODEL).contains(&one(&mut drafts)));
-        assert_eq!(drafts.length(), 1 + 1 + 100 + 2048);
+        assert_eq!(drafts.length(), 1 + 1 + 200 + 2048);
     }
 }

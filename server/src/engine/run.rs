@@ -10,7 +10,7 @@ use tidegate_model::{LanguageModel, ModelError, Transfer};
 use tracing::error;
 
 use super::draft_model::DraftModel;
-use super::drafter::{Drafters, Speculation};
+use super::drafters::{Drafters, Speculation};
 use super::error::catch_panic;
 use super::event::Event;
 use super::generation::Ending;

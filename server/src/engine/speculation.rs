@@ -12,7 +12,7 @@ use tidegate_model::LanguageModel;
 use tracing::error;
 
 use super::draft_model::{DRAFT_SLOTS, DraftRow};
-use super::drafter::{Drafters, Speculation};
+use super::drafters::{Drafters, Speculation};
 use super::error::{SequenceError, catch_panic};
 use super::row_drafts::{DraftCounts, Origin};
 use super::sequence::{Accepted, Sequence};
@@ -70,13 +70,8 @@ impl<M: LanguageModel> Worker<M> {
                 let most = left.min(*most);
                 let of_model = if with_model { costs.worth_asking(most) } else { 0 };
                 let Some(drafts) = drafts else { continue };
-                let sure = of_model > 0 && drafts.trusts_model();
-                drafts.look_up(|recent, draft| {
-                    if let Some(lookup) = lookup {
-                        lookup.draft(recent, most, sure, draft);
-                    }
-                });
-                if drafts.proposed().is_empty() && of_model > 0 {
+                drafts.look_up(lookup.as_deref_mut(), most);
+                if of_model > 0 && drafts.prefers_model() {
                     drafts.await_model(of_model);
                     by_model += 1;
                 }

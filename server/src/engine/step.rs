@@ -96,7 +96,7 @@ impl Step {
         self.ids.clear();
         for row in &self.rows {
             let proposed = scheduler.sequence(row.slot).and_then(|sequence| sequence.drafts.as_ref());
-            let proposed = proposed.map_or(&[][..], RowDrafts::proposed).iter().copied();
+            let proposed = proposed.into_iter().flat_map(RowDrafts::proposed);
             self.ids.extend(std::iter::once(row.id).chain(proposed.chain(std::iter::repeat(row.id)).take(drafts)));
         }
     }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use tidegate_model::{LanguageModel, Transfer};
 use tracing::{Span, debug, error, info};
 
-use super::drafter::Speculation;
+use super::drafters::Speculation;
 use super::error::{SequenceError, catch_panic};
 use super::event::{Event, Failure};
 use super::generation::{Choice, Ending};

@@ -9,8 +9,9 @@ use rand::{Rng, SeedableRng};
 use serde_json::json;
 use tidegate_model::{Device, ModelRunner, SamplingParams, checkpoint as checkpoints};
 use tidegate_server::engine::{
-    Drafter, Drafters, EngineHandle, EngineOptions, EngineThread, Event, Finish, FinishReason, Grammar, PassCost,
-    PassCosts, Request, RequestParameters, Start, StopCause, TextRules, TokenLogprobs, share_prompt, spawn_with,
+    Drafter, Drafters, EngineHandle, EngineOptions, EngineThread, Event, Finish, FinishReason, Grammar, PROPOSAL_KINDS,
+    PassCost, PassCosts, Proposal, Request, RequestParameters, Start, StopCause, TextRules, TokenLogprobs,
+    share_prompt, spawn_with,
 };
 use tidegate_server::session::{History, Recent, Snapshot};
 use tidegate_server::text::GrammarSpec;
@@ -50,7 +51,9 @@ struct Adversary {
 }
 
 impl Drafter for Adversary {
-    fn draft(&mut self, recent: &[u32], most: usize, _: bool, draft: &mut Vec<u32>) {
+    fn draft(&mut self, recent: &[u32], most: usize, draft: &mut Vec<Proposal>) {
+        let kind = self.rng.random_range(0..PROPOSAL_KINDS);
+        let proposal = |token| Proposal { token, kind };
         let count = self.rng.random_range(0..=most);
         let right = *[0, count, self.rng.random_range(0..=count)].choose(&mut self.rng).unwrap();
         let known = self.known.lock().unwrap();
@@ -59,10 +62,10 @@ impl Drafter for Adversary {
             known.iter().find_map(|text| Some(&text[text.windows(length).position(|at| at == end)? + length..]))
         };
         if let Some(text) = (1..=8).rev().find_map(after) {
-            draft.extend(text.iter().take(right));
+            draft.extend(text.iter().take(right).copied().map(proposal));
         }
         while draft.len() < count {
-            draft.push(self.rng.random_range(0..4096));
+            draft.push(proposal(self.rng.random_range(0..4096)));
         }
     }
 }
@@ -221,7 +224,7 @@ fn a_repetitive_text_takes_fewer_steps_and_never_more_tokens_than_asked_for() {
 struct Recorder(Arc<Mutex<Vec<Vec<u32>>>>);
 
 impl Drafter for Recorder {
-    fn draft(&mut self, recent: &[u32], _: usize, _: bool, _: &mut Vec<u32>) {
+    fn draft(&mut self, recent: &[u32], _: usize, _: &mut Vec<Proposal>) {
         self.0.lock().unwrap().push(recent.to_vec());
     }
 }

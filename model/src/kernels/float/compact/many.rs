@@ -3,16 +3,20 @@
 
 use std::ops::Range;
 
-use super::format::Compact;
+use super::format::{COLUMNS, Compact, STEP};
 use super::product::{REGISTERS, Steps, Unpack, Visitor, lane, parts};
-use crate::kernels::float::tile::tiles;
+use crate::kernels::float::tile::{MOST, tiles};
 use crate::kernels::panels::{self, Output, PANEL};
+use crate::kernels::prefetch::{LINE, Stretch};
 use crate::kernels::vector::Vector;
 
 /// Columns unpacked at a time, 16 KiB in f32. With the sums of [`KEPT`] rows they fill a 32 KiB L1 cache.
 const BLOCK: usize = 64;
 /// The most rows whose sums are kept from block to block.
 const KEPT: usize = 64;
+
+/// Cache lines of a packed block.
+const LINES: usize = BLOCK / COLUMNS * STEP / LINE;
 
 /// Columns in f32, one after another.
 #[repr(align(64))]
@@ -46,12 +50,12 @@ impl Block {
         assert!(columns.len() <= BLOCK, "unpack: a block");
         let start = columns.start;
         // SAFETY: the caller's promise; the block has room for the columns.
-        unsafe { steps.columns::<P>((columns, 0, true), &mut Unpacked { block: self, start }) };
+        unsafe { steps.columns::<P>((columns, 0, false), &mut Unpacked { block: self, start }) };
     }
 }
 
 /// Adds some columns' products to the sums of `M` rows in `R` registers. x: the first of these columns in the first
-/// row; sums: `M` rows of a panel
+/// row; sums: `M` rows of a panel; next: prefetched meanwhile
 ///
 /// # Safety
 /// The machine has the instruction set of `V`; `M` rows of `columns` numbers are readable at `x`, `k` numbers apart.
@@ -62,6 +66,7 @@ unsafe fn add<V: Vector, const M: usize, const R: usize>(
     columns: usize,
     (block, lane): (&Block, usize),
     sums: &mut [[f32; PANEL]],
+    next: &mut Stretch,
 ) {
     assert!(sums.len() == M && columns <= BLOCK && lane + R * V::LANES <= PANEL, "add: a tile");
     // SAFETY: the assertion bounds the accesses to the block and the sums; the rest is the caller's promise.
@@ -73,6 +78,7 @@ unsafe fn add<V: Vector, const M: usize, const R: usize>(
             }
         }
         for c in 0..columns {
+            next.advance();
             let mut weights = [V::splat(0.0); R];
             for r in 0..R {
                 weights[r] = V::load(block.0.as_ptr().add(c * PANEL + lane + r * V::LANES));
@@ -118,10 +124,15 @@ pub(super) unsafe fn run<V: Unpack, const P: usize, const R: usize>(
                 for start in (0..w.k).step_by(BLOCK) {
                     let columns = start..w.k.min(start + BLOCK);
                     block.unpack::<V, P>(&mut steps, columns.clone());
+                    // The next block is prefetched while this one is in use. Prefetched as this one is unpacked, it took
+                    // 1.2 to 1.4 times as long for 7 to 24 rows, because the unpacking had to wait for memory.
+                    let after = w.panel(p).as_ptr().wrapping_add((start + BLOCK) / COLUMNS * STEP);
+                    let uses = columns.len() * sums.len().div_ceil(MOST) * width.div_ceil(R * V::LANES);
+                    let mut next = Stretch { at: after, lines: LINES.div_ceil(uses) };
                     tiles!(0..sums.len(), |row, M| {
                         let x = x[(first + row) * w.k + start..].as_ptr();
                         for lane in (0..width).step_by(R * V::LANES) {
-                            add::<V, M, R>(x, w.k, columns.len(), (&block, lane), &mut sums[row..][..M]);
+                            add::<V, M, R>(x, w.k, columns.len(), (&block, lane), &mut sums[row..][..M], &mut next);
                         }
                     });
                 }
