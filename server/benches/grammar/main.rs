@@ -2,7 +2,8 @@
 //!
 //! `cargo bench -p tidegate-server --bench grammar -- [--tokens N] [--rounds N]`. A text with log probabilities samples every
 //! token of the same JSON: what its forced tokens save is the difference. If forced tokens cost nothing, JSON would be written
-//! as many times as fast as free text as it has tokens for each one that is sampled: the bound.
+//! as many times as fast as free text as it has tokens for each one that is sampled: the first bound. In the second bound,
+//! forced tokens are read as fast as a prompt.
 
 use std::path::Path;
 use std::time::Instant;
@@ -36,19 +37,23 @@ enum Kind {
     Free,
     Json,
     Sampled,
+    /// A prompt of that many tokens instead of a text.
+    Prompt,
 }
 
 /// Tokens per second of `rows` texts at once.
 fn measure(served: &Served, kind: Kind, rows: usize, round: usize, tokens: usize) -> f64 {
     let request = |row: usize| {
-        let grammar = served.grammars.compile(&schema()).expect("a valid schema");
+        let is_json = matches!(kind, Kind::Json | Kind::Sampled);
+        let opening = served.tokenizer.encode("Once upon a time").expect("a text");
+        let is_prompt = matches!(kind, Kind::Prompt);
         let seed = (1000 * round + row) as u64;
         let parameters = RequestParameters {
-            prompt: served.tokenizer.encode("Once upon a time").expect("a text"),
-            max_tokens: tokens,
-            ignore_eos: matches!(kind, Kind::Free),
+            prompt: if is_prompt { opening.into_iter().cycle().take(tokens).collect() } else { opening },
+            max_tokens: if is_prompt { 1 } else { tokens },
+            ignore_eos: !is_json,
             logprobs: matches!(kind, Kind::Sampled).then_some(0),
-            grammar: if matches!(kind, Kind::Free) { None } else { Some(grammar) },
+            grammar: if is_json { Some(served.grammars.compile(&schema()).expect("a valid schema")) } else { None },
             sampling: SamplingParams { seed, ..SamplingParams::default() },
             ..RequestParameters::default()
         };
@@ -60,6 +65,7 @@ fn measure(served: &Served, kind: Kind, rows: usize, round: usize, tokens: usize
     let count = |mut stream: EventStream| {
         loop {
             match stream.blocking_next() {
+                Some(Event::Finished(_)) if matches!(kind, Kind::Prompt) => return tokens,
                 Some(Event::Finished(finish)) => return finish.completion_tokens,
                 Some(Event::Failed(failure)) => panic!("{failure}"),
                 Some(_) => {}
@@ -88,10 +94,10 @@ fn main() {
     let served = open(&folder, &OpenOptions::default()).expect("the shipped model").0;
     println!("tokens per second, median of {rounds} rounds (least to most); JSON by schema over free text");
     for rows in ROWS {
-        let mut speeds = [const { Vec::new() }; 3];
+        let mut speeds = [const { Vec::new() }; 4];
         let (mut written, mut forced) = (0, 0);
         for round in 0..=rounds {
-            for (kind, speeds) in [Kind::Free, Kind::Json, Kind::Sampled].into_iter().zip(&mut speeds) {
+            for (kind, speeds) in [Kind::Free, Kind::Json, Kind::Sampled, Kind::Prompt].into_iter().zip(&mut speeds) {
                 let before = served.engine.stats();
                 let speed = measure(&served, kind, rows, round, tokens);
                 if matches!(kind, Kind::Json) {
@@ -105,20 +111,23 @@ fn main() {
                 }
             }
         }
-        let [free, json, sampled] = speeds.map(|mut speeds| {
+        let [free, json, sampled, prompt] = speeds.map(|mut speeds| {
             speeds.sort_by(f64::total_cmp);
             (speeds[speeds.len() / 2], speeds[0], speeds[speeds.len() - 1])
         });
         let line = |(median, least, most): (f64, f64, f64)| format!("{median:.0} ({least:.0}-{most:.0})");
+        let (all, chosen) = (written as f64, (written - forced) as f64);
         println!(
-            "{rows:2} rows: free {}, JSON {}, JSON with every token sampled {}; {:.2} and {:.2}; forced {forced} of {written} \
-             tokens, bound {:.2}",
+            "{rows:2} rows: free {}, JSON {}, JSON with every token sampled {}, prompt {}; {:.2} and {:.2}; forced {forced} of \
+             {written} tokens, bounds {:.2} and {:.2}",
             line(free),
             line(json),
             line(sampled),
+            line(prompt),
             json.0 / free.0,
             sampled.0 / free.0,
-            written as f64 / (written - forced) as f64,
+            all / chosen,
+            all / (chosen + forced as f64 * free.0 / prompt.0),
         );
     }
 }
