@@ -3,12 +3,13 @@ it raises, and that its retries succeed.
 
     python .ci/openai_pressure.py http://127.0.0.1:8080/v1 PROCESS
 
-The server must have been started with `--slots 1 --queue 1`; at the end it gets a SIGTERM (PROCESS is its id).
+The server must have been started with `--slots 1 --queue 1 --drain-seconds 600`; at the end it gets a SIGTERM (PROCESS is its id).
 """
 
 import asyncio
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -33,26 +34,27 @@ async def endless(caller: openai.AsyncOpenAI, model: str):
     return stream
 
 
+def is_waiting(base_url: str) -> bool:
+    """Whether a request waits in the queue."""
+    with urllib.request.urlopen(base_url.removesuffix("/v1") + "/metrics", timeout=10) as metrics:
+        lines = metrics.read().decode().splitlines()
+    return any(re.fullmatch(r"tidegate_num_requests_waiting(\{.*\})? 1(\.0)?", line) for line in lines)
+
+
 async def full(base_url: str, model: str) -> None:
     """One request runs, one waits, the third is refused; clients that retry all get their text."""
     caller = client(base_url)
     running = await endless(caller, model)
-    # Retries in case one of the requests below takes its place in the queue.
-    keen = client(base_url, max_retries=20)
-    waiting = asyncio.create_task(keen.completions.create(model=model, prompt="x", max_tokens=2))
-    refused = None
-    for _ in range(100):
-        # Times out as long as the second request has not arrived, because this one waits in its place.
-        try:
-            await client(base_url, timeout=0.2).completions.create(model=model, prompt="x", max_tokens=2)
-        except openai.APITimeoutError:
-            continue
-        except openai.RateLimitError as error:
-            refused = error
-            break
-    assert refused is not None, "a full queue refused no request"
-    assert (refused.code, refused.type) == ("queue_full", "rate_limit_error"), refused.body
-    assert int(refused.response.headers["retry-after"]) >= 1, refused.response.headers
+    waiting = asyncio.create_task(caller.completions.create(model=model, prompt="x", max_tokens=2))
+    while not is_waiting(base_url):
+        await asyncio.sleep(0.05)
+    try:
+        await caller.completions.create(model=model, prompt="x", max_tokens=2)
+    except openai.RateLimitError as error:
+        assert (error.code, error.type) == ("queue_full", "rate_limit_error"), error.body
+        assert int(error.response.headers["retry-after"]) >= 1, error.response.headers
+    else:
+        raise AssertionError("a full queue refused no request")
 
     patient = client(base_url, max_retries=20)
     start = time.perf_counter()
@@ -94,8 +96,7 @@ def draining(base_url: str) -> bool:
 async def closing(base_url: str, model: str, process: int) -> None:
     """A server that shuts down finishes running requests and refuses new ones."""
     caller = client(base_url)
-    # Long enough to outlast the checks below, also on a busy machine.
-    request = {"model": model, "prompt": "On and on", "max_tokens": 10_000, "extra_body": {"ignore_eos": True}}
+    request = {"model": model, "prompt": "On and on", "max_tokens": 4_000, "extra_body": {"ignore_eos": True}}
     running = await caller.completions.create(stream=True, **request)
     await anext(running)
     os.kill(process, signal.SIGTERM)

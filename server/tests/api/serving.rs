@@ -111,7 +111,7 @@ async fn before_the_model_is_loaded_the_server_is_alive_but_not_ready() {
 
 #[tokio::test]
 async fn draining_refuses_new_requests_and_finishes_old_ones() {
-    let (state, engine, thread) = scripted(Fake::new(2).step(Duration::from_millis(2)), 4);
+    let (state, engine, thread) = scripted(Fake::new(2).step(Duration::from_millis(20)), 4);
     let body = json!({"prompt": [1], "max_tokens": 100, "ignore_eos": true, "stream": true});
     let running = send(&state, completion(body.to_string())).await;
     wait_for("it to run", || engine.stats().running == 1).await;

@@ -107,7 +107,7 @@ async fn a_silent_handshake_delays_nobody_and_times_out() {
 async fn a_stream_over_tls_is_finished_when_the_server_stops() {
     let folder = tempfile::tempdir().unwrap();
     let made = certificate(folder.path());
-    let (state, engine, _thread) = scripted(Fake::new(2).step(Duration::from_millis(5)), 4);
+    let (state, engine, _thread) = scripted(Fake::new(2).step(Duration::from_millis(20)), 4);
     let (address, stop, server) = listen(load(folder.path()), state).await;
     let certificate = made.cert.der().clone();
     let body = r#"{"prompt": [1], "max_tokens": 100, "ignore_eos": true, "stream": true}"#;

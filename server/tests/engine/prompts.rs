@@ -35,7 +35,7 @@ fn chunks(calls: &Calls) -> Vec<usize> {
 
 /// Starts an engine that reads prompts slowly, because another text takes a step after each chunk.
 fn slow(fake: Fake) -> (EngineHandle, Arc<Calls>, EventStream) {
-    let fake = fake.step(Duration::from_millis(4));
+    let fake = fake.step(Duration::from_millis(30));
     let calls = fake.calls();
     let (engine, _) = start(fake);
     let running = RequestParameters { ignore_eos: true, ..greedy(&[1], 100_000) };

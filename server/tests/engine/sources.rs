@@ -103,7 +103,7 @@ struct Waiting {
 
 impl Waiting {
     fn of(requests: impl IntoIterator<Item = RequestParameters>) -> Self {
-        let (engine, calls) = start(Translator::new(16, Duration::ZERO).source(Duration::from_millis(60)));
+        let (engine, calls) = start(Translator::new(16, Duration::ZERO).source(Duration::from_millis(200)));
         let others = (0..10).map(|from| greedy(&source(from, 40), 1));
         let mut requests: Vec<Request> =
             others.chain(requests).map(|one| Request::new(one, &LIMITS).unwrap()).collect();

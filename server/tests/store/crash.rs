@@ -16,6 +16,10 @@ fn options(folder: &Path) -> StoreOptions {
     StoreOptions { keep_versions: 3, ..in_folder(folder) }
 }
 
+fn receipt_key(id: &SessionId, number: u64) -> ReceiptKey {
+    ReceiptKey(format!("{id}-{number}"))
+}
+
 /// Runs as the process that is killed. Prints `+ session number` before each commit and `= session number` after it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn child_to_be_killed() {
@@ -32,7 +36,7 @@ async fn child_to_be_killed() {
                 let turn = store.begin(ANN, &session.id, None, SOON).await.expect("a turn");
                 let number = turn.session().head.tokens;
                 println!("\n+ {} {number}", session.id);
-                let receipt = Some((ReceiptKey(session.id.to_string()), number.to_string().into_bytes()));
+                let receipt = Some((receipt_key(&session.id, number), number.to_string().into_bytes()));
                 turn.commit(snapshot(number), note(), receipt, VersionId::new()).await.expect("a commit");
                 println!("\n= {} {number}", session.id);
             }
@@ -51,8 +55,15 @@ async fn a_killed_process_loses_no_turn_that_it_acknowledged() {
         let mut child =
             child.env(FOLDER, folder.path()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("a child");
         let output = child.stdout.take().expect("its output");
-        let reader =
-            std::thread::spawn(move || BufReader::new(output).lines().map_while(Result::ok).collect::<Vec<_>>());
+        let (first, acknowledges) = std::sync::mpsc::channel();
+        let reader = std::thread::spawn(move || {
+            let seen = |line: &String| drop(line.starts_with("= ").then(|| first.send(())));
+            BufReader::new(output).lines().map_while(Result::ok).inspect(seen).collect::<Vec<_>>()
+        });
+        // Every second child is killed only after it has acknowledged a turn.
+        if round % 2 == 1 {
+            tokio::task::block_in_place(|| acknowledges.recv_timeout(SOON)).expect("an acknowledged turn");
+        }
         tokio::time::sleep(Duration::from_millis(120 + 37 * round)).await;
         child.kill().expect("killed");
         child.wait().expect("gone");
@@ -67,7 +78,8 @@ async fn a_killed_process_loses_no_turn_that_it_acknowledged() {
             let (head, found, _) = store.load(ANN, &session.id, None).await.expect("the head can be read");
             if let Some(number) = head.tokens.checked_sub(1).filter(|_| head.tokens > 0) {
                 assert_eq!(found, snapshot(number));
-                let receipt = store.receipt(ANN, session.id.as_str()).await.expect("read").expect("a receipt");
+                let receipt =
+                    store.receipt(ANN, &receipt_key(&session.id, number).0).await.expect("read").expect("a receipt");
                 assert_eq!(receipt, number.to_string().into_bytes(), "head and receipt come together");
             }
             let (begun, done) = (last("+", &session.id), last("=", &session.id));

@@ -70,7 +70,8 @@ async fn requests_are_counted_by_the_minute() {
     let (headers, wait) = too_many(send(&state, models(KEY)).await, "3 requests per minute").await;
     assert!((15..=20).contains(&wait), "{wait}");
     assert_eq!(number(&headers, "x-ratelimit-remaining-requests"), 0);
-    assert_eq!(headers["x-ratelimit-reset-requests"], "1m0s");
+    let reset = headers["x-ratelimit-reset-requests"].to_str().unwrap();
+    assert!(["1m0s", "59s", "58s", "57s", "56s", "55s"].contains(&reset), "{reset}");
     // Another key is not affected, and a key without a quota gets no quota headers.
     let response = send(&state, models(OTHER)).await;
     assert_eq!(response.status(), StatusCode::OK);

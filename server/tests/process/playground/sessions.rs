@@ -167,12 +167,15 @@ async fn a_stopped_turn_is_stored_and_can_be_undone_and_repeated() {
         page.open("conversation").await;
         let field = page.client.find(Locator::Id("prompt")).await.expect("the field is there");
         field.send_keys("Tom found a small red boat. He").await.expect("the field takes keys");
+        // Sampling at a high temperature hardly ever finishes by itself.
         page.js("document.getElementById('max_tokens').value = 4000;
+            document.getElementById('temperature').value = 2;
             new MutationObserver(() => document.getElementById('stop').click()).observe(
                 document.getElementById('ink'), { characterData: true, subtree: true })")
             .await;
         page.click("generate").await;
         page.until("document.getElementById('status').textContent.startsWith('Stopped')").await;
+        page.js("document.getElementById('temperature').value = ''").await;
         page.rest().await;
         let (kept, tokens_kept) = (page.sheet().await, tokens(page).await);
         assert!(tokens_kept < 4000 && kept.len() > 30, "{kept:?}");

@@ -51,7 +51,7 @@ async fn proxy(schema: &Schema) -> (watch::Sender<Mode>, PostgresUrl) {
 
 async fn open(schema: &Schema) -> (watch::Sender<Mode>, Arc<PostgresIndex>) {
     let (mode, url) = proxy(schema).await;
-    let options = PostgresOptions { url, limit: Duration::from_secs(1), ..schema.options() };
+    let options = PostgresOptions { url, limit: Duration::from_secs(4), ..schema.options() };
     (mode, Arc::new(Schema::open_with(options).await))
 }
 
