@@ -19,6 +19,8 @@ import urllib.request
 import openai
 
 CLIENTS = 6
+# Seconds within which the server must be seen in an expected state.
+SOON = 120
 
 
 def client(base_url: str, **options) -> openai.AsyncOpenAI:
@@ -46,8 +48,9 @@ async def full(base_url: str, model: str) -> None:
     caller = client(base_url)
     running = await endless(caller, model)
     waiting = asyncio.create_task(caller.completions.create(model=model, prompt="x", max_tokens=2))
-    while not is_waiting(base_url):
-        await asyncio.sleep(0.05)
+    async with asyncio.timeout(SOON):
+        while not is_waiting(base_url):
+            await asyncio.sleep(0.05)
     try:
         await caller.completions.create(model=model, prompt="x", max_tokens=2)
     except openai.RateLimitError as error:
@@ -102,8 +105,9 @@ async def closing(base_url: str, model: str, process: int) -> None:
     os.kill(process, signal.SIGTERM)
     # A request that arrived before the signal took effect would wait in the queue, get its text, and then find no
     # server any more.
-    while not draining(base_url):
-        await asyncio.sleep(0.01)
+    async with asyncio.timeout(SOON):
+        while not draining(base_url):
+            await asyncio.sleep(0.01)
     try:
         await caller.completions.create(model=model, prompt="x", max_tokens=1)
     except openai.InternalServerError as error:

@@ -2,8 +2,8 @@
 //!
 //! `cargo bench -p tidegate-server --bench grammar -- [--tokens N] [--rounds N]`. A text with log probabilities samples every
 //! token of the same JSON: what its forced tokens save is the difference. If forced tokens cost nothing, JSON would be written
-//! as many times as fast as free text as it has tokens for each one that is sampled: the first bound. In the second bound,
-//! forced tokens are read as fast as a prompt.
+//! about as many times as fast as free text as it has tokens for each one that is sampled: the first estimate. In the second
+//! estimate, forced tokens are read as fast as a prompt.
 
 use std::path::Path;
 use std::time::Instant;
@@ -119,7 +119,7 @@ fn main() {
         let (all, chosen) = (written as f64, (written - forced) as f64);
         println!(
             "{rows:2} rows: free {}, JSON {}, JSON with every token sampled {}, prompt {}; {:.2} and {:.2}; forced {forced} of \
-             {written} tokens, bounds {:.2} and {:.2}",
+             {written} tokens, estimates {:.2} and {:.2}",
             line(free),
             line(json),
             line(sampled),

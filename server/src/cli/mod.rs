@@ -195,7 +195,7 @@ pub(crate) struct ServeArgs {
     /// Maximum draft tokens per request and step
     #[arg(long, env = "TIDEGATE_DRAFT_MAX", value_name = "COUNT", default_value_t = DRAFT_MAX, value_parser = within(1, MOST_TOKENS - 1))]
     pub(crate) draft_max: usize,
-    /// Small model with the same tokens as --model, for drafts where the text does not repeat; a folder, file or name
+    /// Small model with the same tokens as --model, for drafts where lookup is right less often; a folder, file or name
     #[arg(long, env = "TIDEGATE_DRAFT_MODEL", value_name = "MODEL")]
     pub(crate) draft_model: Option<PathBuf>,
     #[command(flatten)]

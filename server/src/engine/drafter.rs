@@ -8,8 +8,8 @@ pub const PROPOSAL_KINDS: usize = 24;
 pub struct Proposal {
     /// The token.
     pub token: u32,
-    /// What speaks for it, less than [`PROPOSAL_KINDS`]. For each text, the engine measures how often proposals of a
-    /// kind are right.
+    /// The kind of evidence for it; the engine panics if it is not less than [`PROPOSAL_KINDS`]. For each text, the
+    /// engine measures how often proposals of a kind are right.
     pub kind: usize,
 }
 

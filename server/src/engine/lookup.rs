@@ -4,7 +4,8 @@ use super::drafter::{Drafter, PROPOSAL_KINDS, Proposal};
 
 /// Longest end of a text that is compared with earlier places, in tokens.
 const LONGEST: usize = 6;
-/// The most places considered: the last ones.
+/// Places considered, the last ones; earlier places only if they match more tokens. With more of them, a text of a few
+/// different tokens would be slow to search.
 const MOST_PLACES: usize = 64;
 /// How much the places agree: there is only one, all agree, most agree, or fewer.
 const AGREEMENTS: usize = 4;
@@ -35,11 +36,19 @@ impl Lookup {
     fn find(&mut self, recent: &[u32]) {
         self.places.clear();
         let Some((last, before)) = recent.split_last() else { return };
-        let occurrences = before.iter().enumerate().rev().filter(|(_, token)| *token == last);
-        self.places.extend(occurrences.take(MOST_PLACES).map(|(at, _)| {
+        let mut longest = 0;
+        for (at, _) in before.iter().enumerate().rev().filter(|(_, token)| *token == last) {
             let both = recent[..=at].iter().rev().zip(recent.iter().rev()).take(LONGEST);
-            Place { next: at + 1, length: both.take_while(|(a, b)| a == b).count() }
-        }));
+            let length = both.take_while(|(a, b)| a == b).count();
+            let is_full = self.places.len() >= MOST_PLACES;
+            if !is_full || length > longest {
+                self.places.push(Place { next: at + 1, length });
+            }
+            longest = longest.max(length);
+            if is_full && longest == LONGEST {
+                break;
+            }
+        }
     }
 
     /// Returns the most frequent token at the places with the longest match; of equally frequent ones, the last.
@@ -115,9 +124,15 @@ mod tests {
 
     #[test]
     fn places_that_went_on_in_another_way_have_no_vote_any_more() {
-        let text = [1, 2, 3, 9, 1, 4, 5, 9, 1, 4, 6, 9, 1];
-        // All three places are followed by 1 and 2 or 4; of those followed by 4, the last goes on with 6.
-        assert_eq!(draft(&text, 3), [4, 6, 9]);
+        // 4 follows two of the three places with 1, the last of which goes on with 6. The first goes on with 5, as one
+        // of the others does.
+        assert_eq!(draft(&[1, 8, 5, 1, 4, 5, 1, 4, 6, 1], 2), [4, 6]);
+    }
+
+    #[test]
+    fn a_longer_match_is_found_behind_many_shorter_ones() {
+        let text: Vec<u32> = [1, 2, 3, 9, 42].into_iter().chain([8, 3].repeat(100)).chain([1, 2, 3]).collect();
+        assert_eq!(draft(&text, 1), [9]);
     }
 
     #[test]

@@ -13,8 +13,8 @@ const FIRST: f64 = 0.3;
 /// and for a draft model, which was chosen for the served model.
 const FIRST_OF_MODEL: f64 = 0.5;
 
-/// How far a draft model's share moves back toward its first value with each token that had no proposal: without
-/// proposals, nothing else would show that they are right again.
+/// How far a draft model's share moves back toward its first value with each token for which it was not asked: nothing
+/// else would show that it is right again.
 const RETURN: f64 = 1.0 / 1024.0;
 
 /// The last positions of the known text at which lookups are tried before the first draft tokens are read: they show
@@ -25,7 +25,7 @@ const REHEARSED_TOKENS: usize = 4;
 /// if the answer may have at least this many more tokens.
 const WORTHWHILE: usize = 8;
 
-/// The kind of drafter that proposes the draft tokens.
+/// Who proposes the draft tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Origin {
     /// Lookup in the text itself.
@@ -50,6 +50,8 @@ pub(super) struct RowDrafts {
     proposed: Vec<Proposal>,
     /// How many of the proposed tokens the text has followed.
     followed: usize,
+    /// The lookup of the next token, if a draft model is asked instead.
+    passed_over: Option<Proposal>,
     /// How often lookups were right, by kind. Proposals that the model has not read count too.
     lookups: [Accuracy; PROPOSAL_KINDS],
     rehearsed: bool,
@@ -81,6 +83,7 @@ impl RowDrafts {
             available: 0,
             proposed: Vec::new(),
             followed: 0,
+            passed_over: None,
             lookups: [Accuracy::assumed(FIRST); PROPOSAL_KINDS],
             rehearsed: false,
             model: Accuracy::assumed(FIRST_OF_MODEL),
@@ -110,6 +113,9 @@ impl RowDrafts {
 
     /// Adds a token of the answer.
     pub(super) fn push(&mut self, token: u32) {
+        if let Some(Proposal { token: proposed, kind }) = self.passed_over.take() {
+            self.lookups[kind].count(proposed == token);
+        }
         if let Some(Proposal { token: proposed, kind }) = self.proposed.get(self.followed) {
             let right = *proposed == token;
             match self.origin {
@@ -120,7 +126,8 @@ impl RowDrafts {
             if !right {
                 self.proposed.clear();
             }
-        } else {
+        }
+        if self.origin == Origin::Lookup {
             self.model.rise(FIRST_OF_MODEL, RETURN);
         }
         self.length += 1;
@@ -142,12 +149,13 @@ impl RowDrafts {
         self.recent[end.saturating_sub(RECENT)..end].to_vec()
     }
 
-    /// Proposes what `lookup` finds, at most `most` tokens.
-    pub(super) fn look_up(&mut self, lookup: Option<&mut (dyn Drafter + 'static)>, most: usize) {
+    /// Proposes what `lookup` finds, at most `most` tokens. left: how many more tokens the answer may have
+    pub(super) fn look_up(&mut self, lookup: Option<&mut (dyn Drafter + 'static)>, most: usize, left: usize) {
         self.forget();
         self.origin = Origin::Lookup;
+        self.passed_over = None;
         if let Some(lookup) = lookup.filter(|_| most > 0) {
-            if !self.rehearsed && most >= WORTHWHILE {
+            if !self.rehearsed && left >= WORTHWHILE {
                 self.rehearse(lookup);
             }
             lookup.draft(&self.recent, most, &mut self.proposed);
@@ -175,13 +183,14 @@ impl RowDrafts {
         self.proposed.clear();
     }
 
-    /// Whether a draft model has been right more often than lookups like that of the next token.
+    /// Whether a draft model has been right more often than lookups of the next token's kind, or nothing was found.
     pub(super) fn prefers_model(&self) -> bool {
         self.proposed.first().is_none_or(|proposal| self.model.share() > self.lookups[proposal.kind].share())
     }
 
     /// Drops what was looked up, and notes that a draft model can propose `available` tokens.
     pub(super) fn await_model(&mut self, available: usize) {
+        self.passed_over = self.proposed.first().copied();
         self.forget();
         self.origin = Origin::Model;
         self.available = available;
@@ -237,7 +246,7 @@ mod tests {
     }
 
     fn propose(drafts: &mut RowDrafts, proposed: &[u32]) {
-        drafts.look_up(Some(&mut Fixed(proposed.to_vec())), proposed.len());
+        drafts.look_up(Some(&mut Fixed(proposed.to_vec())), proposed.len(), proposed.len());
     }
 
     fn after(drafts: &mut RowDrafts, proposed: &[u32], tokens: &[u32]) {
@@ -281,31 +290,51 @@ mod tests {
         assert!(close(drafts.expected(3), 1.0 + LEAST + LEAST.powi(2) + LEAST.powi(3)));
     }
 
+    /// Proposes a token of some kind.
+    struct Kind(usize);
+
+    impl Drafter for Kind {
+        fn draft(&mut self, _: &[u32], _: usize, draft: &mut Vec<Proposal>) {
+            draft.push(Proposal { token: 7, kind: self.0 });
+        }
+    }
+
     #[test]
     fn each_kind_of_proposal_has_its_own_share() {
-        struct Kind(usize);
-        impl Drafter for Kind {
-            fn draft(&mut self, _: &[u32], _: usize, draft: &mut Vec<Proposal>) {
-                draft.push(Proposal { token: 7, kind: self.0 });
-            }
-        }
         let mut drafts = RowDrafts::new(0, &[1]);
         for token in [7, 8].repeat(100) {
-            drafts.look_up(Some(&mut Kind(usize::from(token == 8))), 1);
+            drafts.look_up(Some(&mut Kind(usize::from(token == 8))), 1, 1);
             drafts.push(token);
         }
         let expected = [0, 1, 2].map(|kind| {
-            drafts.look_up(Some(&mut Kind(kind)), 1);
-            drafts.expected(1) - 1.0
+            drafts.look_up(Some(&mut Kind(kind)), 1, 1);
+            (drafts.expected(1) - 1.0, drafts.prefers_model())
         });
-        assert!(expected[0] > 0.99 && close(expected[1], LEAST) && close(expected[2], FIRST), "{expected:?}");
+        let [(often, _), (never, _), (unknown, _)] = expected;
+        assert!(often > 0.99 && close(never, LEAST) && close(unknown, FIRST), "{expected:?}");
+        assert_eq!(expected.map(|(_, prefers_model)| prefers_model), [false, true, true]);
+    }
+
+    #[test]
+    fn lookups_that_were_passed_over_count_too() {
+        let mut drafts = RowDrafts::new(0, &[1]);
+        for _ in 0..100 {
+            drafts.look_up(Some(&mut Kind(3)), 1, 1);
+            drafts.await_model(1);
+            drafts.propose(&[7]);
+            drafts.push(7);
+        }
+        drafts.look_up(Some(&mut Kind(3)), 1, 1);
+        assert!(drafts.expected(1) > 1.99);
+        drafts.look_up(Some(&mut Kind(4)), 1, 1);
+        assert!(drafts.prefers_model() && close(drafts.expected(1) - 1.0, FIRST));
     }
 
     #[test]
     fn the_known_text_shows_how_often_lookups_are_right() {
-        let expected = |token, most| {
+        let expected = |token, left| {
             let mut drafts = RowDrafts::new(0, &[7; 100]);
-            drafts.look_up(Some(&mut Fixed(vec![token; most])), most);
+            drafts.look_up(Some(&mut Fixed(vec![token])), 1, left);
             drafts.expected(1) - 1.0
         };
         assert!(expected(7, WORTHWHILE) > 0.95);
@@ -317,7 +346,7 @@ mod tests {
     fn what_a_model_proposes_counts_apart_and_is_tried_again_after_a_while() {
         let mut drafts = RowDrafts::new(0, &[1]);
         let one = |drafts: &mut RowDrafts| {
-            drafts.look_up(None, 2);
+            drafts.look_up(None, 2, 2);
             drafts.await_model(2);
             drafts.expected(1) - 1.0
         };

@@ -70,7 +70,7 @@ impl<M: LanguageModel> Worker<M> {
                 let most = left.min(*most);
                 let of_model = if with_model { costs.worth_asking(most) } else { 0 };
                 let Some(drafts) = drafts else { continue };
-                drafts.look_up(lookup.as_deref_mut(), most);
+                drafts.look_up(lookup.as_deref_mut(), most, left);
                 if of_model > 0 && drafts.prefers_model() {
                     drafts.await_model(of_model);
                     by_model += 1;

@@ -52,7 +52,7 @@ async fn is_well(address: SocketAddr) {
     let mut socket = ask(address, "GET /livez HTTP/1.1\r\nhost: t\r\nconnection: close\r\n\r\n").await;
     let answer = rest(&mut socket).await;
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
-    assert!(start.elapsed() < SOON, "it took {:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(15), "it took {:?}", start.elapsed());
 }
 
 #[tokio::test(flavor = "multi_thread")]
