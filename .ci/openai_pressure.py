@@ -3,7 +3,8 @@ it raises, and that its retries succeed.
 
     python .ci/openai_pressure.py http://127.0.0.1:8080/v1 PROCESS
 
-The server must have been started with `--slots 1 --queue 1 --drain-seconds 600`; at the end it gets a SIGTERM (PROCESS is its id).
+The server must have been started with `--slots 1 --queue 1 --drain-seconds 600`; at the end it gets a SIGTERM (PROCESS
+is its id).
 """
 
 import asyncio
@@ -36,6 +37,16 @@ async def endless(caller: openai.AsyncOpenAI, model: str):
     return stream
 
 
+async def refusal(caller: openai.AsyncOpenAI, model: str) -> openai.APIStatusError:
+    """The error with which the server refuses a request; it says when to try again."""
+    try:
+        await caller.completions.create(model=model, prompt="x", max_tokens=2)
+    except openai.APIStatusError as error:
+        assert int(error.response.headers["retry-after"]) >= 1, error.response.headers
+        return error
+    raise AssertionError("the server refused no request")
+
+
 def is_waiting(base_url: str) -> bool:
     """Whether a request waits in the queue."""
     with urllib.request.urlopen(base_url.removesuffix("/v1") + "/metrics", timeout=10) as metrics:
@@ -51,13 +62,9 @@ async def full(base_url: str, model: str) -> None:
     async with asyncio.timeout(SOON):
         while not is_waiting(base_url):
             await asyncio.sleep(0.05)
-    try:
-        await caller.completions.create(model=model, prompt="x", max_tokens=2)
-    except openai.RateLimitError as error:
-        assert (error.code, error.type) == ("queue_full", "rate_limit_error"), error.body
-        assert int(error.response.headers["retry-after"]) >= 1, error.response.headers
-    else:
-        raise AssertionError("a full queue refused no request")
+    error = await refusal(caller, model)
+    assert isinstance(error, openai.RateLimitError), error
+    assert (error.code, error.type) == ("queue_full", "rate_limit_error"), error.body
 
     patient = client(base_url, max_retries=20)
     start = time.perf_counter()
@@ -108,13 +115,9 @@ async def closing(base_url: str, model: str, process: int) -> None:
     async with asyncio.timeout(SOON):
         while not draining(base_url):
             await asyncio.sleep(0.01)
-    try:
-        await caller.completions.create(model=model, prompt="x", max_tokens=1)
-    except openai.InternalServerError as error:
-        assert (error.status_code, error.code) == (503, "shutting_down"), error.body
-        assert int(error.response.headers["retry-after"]) >= 1, error.response.headers
-    else:
-        raise AssertionError("a server that shuts down took a request")
+    error = await refusal(caller, model)
+    assert isinstance(error, openai.InternalServerError), error
+    assert (error.status_code, error.code) == (503, "shutting_down"), error.body
     reason = None
     async for chunk in running:
         reason = chunk.choices[0].finish_reason if chunk.choices else reason
