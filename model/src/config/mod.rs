@@ -133,6 +133,9 @@ pub struct DecoderConfig {
     /// The token that the decoder starts with; only for `rfa_seq2seq`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decoder_start_token_id: Option<u32>,
+    /// Number of random vectors per head of cross attention; defaults to `proj_dim`. Only for `rfa_seq2seq`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cross_proj_dim: Option<usize>,
     /// The token that starts every text.
     #[serde(default)]
     pub bos_token_id: Option<u32>,

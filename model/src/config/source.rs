@@ -1,6 +1,6 @@
 //! The source of an encoder-decoder: its keys in `config.json` and their bounds.
 
-use super::{ConfigError, DecoderConfig, within};
+use super::{Attention, ConfigError, DecoderConfig, PROJ_DIM_MAX, within};
 
 /// The `model_type` of an encoder-decoder.
 pub(crate) const ENCODER_DECODER: &str = "rfa_seq2seq";
@@ -25,6 +25,11 @@ impl DecoderConfig {
         }
     }
 
+    /// The config that cross attention takes its features from: this one, with `cross_proj_dim` random vectors.
+    pub(crate) fn of_cross_attention(&self) -> Self {
+        Self { proj_dim: self.cross_proj_dim.unwrap_or(self.proj_dim), ..self.clone() }
+    }
+
     /// Checks `model_type`, and that the keys of an encoder-decoder are present for one and absent for a decoder-only
     /// model. `decoder` is the `model_type` of the family's decoder.
     pub(crate) fn check_source(&self, decoder: &str) -> Result<(), ConfigError> {
@@ -33,13 +38,13 @@ impl DecoderConfig {
             ("max_source_positions", self.max_source_positions, 1 << 16),
             ("decoder_start_token_id", self.decoder_start_token_id.map(|id| id as usize), self.vocab_size - 1),
         ];
+        let optional = ("cross_proj_dim", self.cross_proj_dim, PROJ_DIM_MAX);
         match self.model_type.as_str() {
-            found if found == decoder => match given.into_iter().find_map(|(field, value, _)| Some((field, value?))) {
-                None => Ok(()),
-                Some((field, value)) => {
-                    Err(ConfigError::bound(field, format!("absent where model_type is {decoder}"), value))
-                }
-            },
+            found if found == decoder => {
+                let found = given.into_iter().chain([optional]).find_map(|(field, value, _)| Some((field, value?)));
+                let absent = format!("absent where model_type is {decoder}");
+                found.map_or(Ok(()), |(field, value)| Err(ConfigError::bound(field, absent, value)))
+            }
             ENCODER_DECODER => {
                 for (field, value, max) in given {
                     let min = usize::from(field != "decoder_start_token_id");
@@ -50,6 +55,12 @@ impl DecoderConfig {
                     let bound = format!("{bound} where model_type is {ENCODER_DECODER}");
                     Err(ConfigError::Bound { field, bound, found })
                 };
+                if let (field, Some(value), max) = optional {
+                    if self.attention == Attention::Softmax || !self.feature_map.has_random_matrices() {
+                        return here(field, "absent without random vectors", value.to_string());
+                    }
+                    within(field, value, 1, max)?;
+                }
                 if self.conv_kernel > 0 {
                     return here("conv_kernel", "0", self.conv_kernel.to_string());
                 }

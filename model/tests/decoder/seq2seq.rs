@@ -263,6 +263,16 @@ fn a_config_out_of_its_bounds_is_refused_by_name() {
     refused(r#"{"decoder_start_token_id": null}"#, &["decoder_start_token_id", "none"]);
     refused(r#"{"attention": "hybrid", "sliding_window": 4}"#, &["attention", "rfa or softmax", "hybrid"]);
     refused(r#"{"feature_map": "favor"}"#, &["feature_map", "gaussian, arc_cosine or elu", "favor"]);
+    refused(r#"{"cross_proj_dim": 0}"#, &["cross_proj_dim", "between 1 and 4096", "0"]);
+    refused(
+        r#"{"feature_map": "elu", "proj_dim": 0, "cross_proj_dim": 8}"#,
+        &["cross_proj_dim", "absent without random vectors", "8"],
+    );
+    refused(
+        r#"{"model_type": "rfa_gate", "encoder_layers": null, "max_source_positions": null,
+            "decoder_start_token_id": null, "cross_proj_dim": 8}"#,
+        &["cross_proj_dim", "absent where model_type is rfa_gate", "8"],
+    );
     refused(r#"{"conv_kernel": 4}"#, &["conv_kernel", "0", "4"]);
     refused(r#"{"output_norm": true}"#, &["output_norm", "false"]);
     refused(r#"{"head_dim": 7}"#, &["head_dim", "even", "7"]);

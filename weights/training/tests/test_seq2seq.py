@@ -51,6 +51,21 @@ def plain_kernel(feature_map: str, q: torch.Tensor, k: torch.Tensor, w: torch.Te
     return torch.cos(w @ (q - k)).mean() if feature_map == "gaussian" else (F.relu(w @ q) * F.relu(w @ k)).mean()
 
 
+@torch.no_grad()
+def test_features_estimate_the_exact_kernel():
+    torch.manual_seed(3)
+    attn = CrossAttention(dataclasses.replace(RFA, proj_dim=40_000)).double()
+    attn.sigma.copy_(torch.rand_like(attn.sigma) + 0.5)
+    x, memory = torch.randn(2, 4, RFA.hidden_size).double(), torch.randn(2, 6, RFA.hidden_size).double()
+    mask = torch.arange(6) < torch.tensor([[6], [3]])
+    estimate = attn(x, attn.read(memory, mask))
+    attn.exact = True
+    exact = attn(x, attn.read(memory, mask))
+    torch.testing.assert_close(exact, estimate, rtol=0.0, atol=0.01)
+    assert (exact - attn(x, attn.read(memory, torch.ones_like(mask)))).abs().max() > 0.05  # padding has an effect
+    torch.testing.assert_close(exact[1:], attn(x[1:], attn.read(memory[1:, :3], None)))
+
+
 @EACH
 def test_cross_attention_agrees_with_a_plain_loop(cfg):
     """Values and gradients, in f64; denominators are plain sums, with a floor for gaussian features."""
@@ -147,6 +162,8 @@ def test_the_twins_begin_with_the_same_weights():
     ({"max_source_positions": 0}, "model.max_source_positions: must be 1 to 65536, found 0"),
     ({"max_source_positions": 65537}, "model.max_source_positions: must be 1 to 65536, found 65537"),
     ({"decoder_start_token_id": 32}, "model.decoder_start_token_id: must be below vocab_size, found 32"),
+    ({"cross_proj_dim": 0}, "model.cross_proj_dim: must be 1 or more, found 0"),
+    ({"feature_map": "elu", "cross_proj_dim": 8}, "model.cross_proj_dim: must be absent without random vectors, found 8"),
     ({"attention": "softmax"}, "model.sliding_window: must be 1 or more"),
 ])
 def test_an_impossible_model_is_refused(changes, message):

@@ -54,8 +54,9 @@ def config_json(cfg: ModelConfig, dtype: str) -> dict:
     """Returns the contents of `config.json`: exactly the keys that `tidegate-model` accepts."""
     keys, fixed = dataclasses.asdict(cfg), fixed_keys(cfg)
     del keys["initializer_range"]  # only for training
-    if cfg.sliding_window is None:
-        del keys["sliding_window"]
+    for key in ("sliding_window", "cross_proj_dim"):
+        if keys.get(key, 0) is None:
+            del keys[key]
     for key in ("feature_map", "gate", "proj_dim", "denominator_eps") if cfg.attention == "softmax" else ():
         del keys[key]  # unused by softmax
     out = {k: fixed[k] for k in ("model_type", "architectures")}

@@ -8,6 +8,7 @@ token or many, for decoding and for teacher forcing.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 
@@ -34,11 +35,13 @@ class Seq2SeqConfig(ModelConfig):
 
     max_source_positions: the maximum number of tokens in a source, including the tokenizer's first one
     decoder_start_token_id: the token from which the first target token is predicted
+    cross_proj_dim: the number of random vectors per head in attention to the source; None for `proj_dim`
     """
 
     encoder_layers: int = 4
     max_source_positions: int = 128
     decoder_start_token_id: int = 0
+    cross_proj_dim: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -51,16 +54,23 @@ class Seq2SeqConfig(ModelConfig):
             ("encoder_layers", 1 <= self.encoder_layers <= 1024, "1 to 1024"),
             ("max_source_positions", 1 <= self.max_source_positions <= 65536, "1 to 65536"),
             ("decoder_start_token_id", 0 <= self.decoder_start_token_id < self.vocab_size, "below vocab_size"),
+            ("cross_proj_dim", self.cross_proj_dim is None or self.proj_dim > 0, "absent without random vectors"),
+            ("cross_proj_dim", self.cross_proj_dim is None or self.cross_proj_dim > 0, "1 or more"),
         ):
             if not allowed:
                 raise ValueError(f"model.{key}: must be {bound}, found {getattr(self, key)!r}")
+
+    @property
+    def of_cross_attention(self) -> Seq2SeqConfig:
+        """The settings that attention to the source takes its features from."""
+        return dataclasses.replace(self, proj_dim=self.cross_proj_dim or self.proj_dim)
 
     @property
     def cross_numbers(self) -> int:
         """The number of values in all layers' states of a source; softmax counts the longest source, RFA's size is the same
         for all."""
         d = self.head_dim
-        head = self.features * (d + 1) + 1 if self.attention == "rfa" else self.max_source_positions * 2 * d
+        head = self.of_cross_attention.features * (d + 1) + 1 if self.attention == "rfa" else self.max_source_positions * 2 * d
         return self.num_hidden_layers * self.num_attention_heads * head
 
     @property
@@ -104,6 +114,8 @@ class CrossAttention(nn.Module):
         if cfg.has_sigma:
             self.sigma = nn.Parameter(torch.ones(h, d))
             self.random_matrices = draw_matrices(cfg.feature_map, (h, cfg.proj_dim, d))
+        # For training: attention with the kernel itself, which gaussian features estimate.
+        self.exact = False
 
     def heads(self, y: Tensor) -> Tensor:
         """(batch, time, heads * head_dim) -> (batch, heads, time, head_dim), in at least f32"""
@@ -115,11 +127,24 @@ class CrossAttention(nn.Module):
         w = self.random_matrices * self.sigma[:, None, :] if self.cfg.has_sigma else None
         return features.features_of(self.cfg.feature_map, x, w)
 
+    def exactly(self, q: Tensor, kept: CrossKeys) -> Tensor:
+        """Attends with weights proportional to exp(-|sigma (q - k)|^2 / 2), for q and k of unit length.
+
+        q: (batch, heads, time, head_dim), as projected; kept: with unit keys times sigma -> same shape as q
+        """
+        bias = kept.k.square().sum(-1).unsqueeze(-2) / -2
+        if kept.mask is not None:
+            bias = bias.masked_fill(~kept.mask[:, None, None, :], float("-inf"))
+        q = features.unit(q) * self.sigma[:, None, :]
+        return F.scaled_dot_product_attention(q, kept.k, kept.v, attn_mask=bias, scale=1.0)
+
     def read(self, memory: Tensor, mask: Tensor | None) -> CrossSums | CrossKeys:
         """Computes the state of a source. memory: (batch, source, hidden); mask: bool (batch, source), false for padding"""
         k, v = self.heads(self.k_proj(memory)), self.heads(self.v_proj(memory))
         if self.cfg.attention == "softmax":
             return CrossKeys(k, v, mask)
+        if self.exact:
+            return CrossKeys(features.unit(k) * self.sigma[:, None, :], v, mask)
         phi_k = self.phi(k)
         if mask is None:
             c = torch.full_like(k[:, 0, 0, 0], k.shape[2])
@@ -131,7 +156,9 @@ class CrossAttention(nn.Module):
     def forward(self, x: Tensor, kept: CrossSums | CrossKeys) -> Tensor:
         """x: (batch, time, hidden); kept: the state of the source -> same shape as x"""
         q = self.heads(self.q_proj(x))
-        if isinstance(kept, CrossKeys):
+        if self.exact:
+            out = self.exactly(q, kept)
+        elif isinstance(kept, CrossKeys):
             mask = None if kept.mask is None else kept.mask[:, None, None, :]
             out = F.scaled_dot_product_attention(q, kept.k, kept.v, attn_mask=mask)
         else:
@@ -156,10 +183,10 @@ class TargetBlock(Block):
     """A `Block` with cross attention between self attention and SwiGLU, and dropout on the output of each residual
     branch."""
 
-    def __init__(self, cfg: ModelConfig, dropout: float):
+    def __init__(self, cfg: Seq2SeqConfig, dropout: float):
         super().__init__(cfg)
         self.cross_attn_layernorm = RMSNorm(cfg.hidden_size, cfg.rms_norm_eps)
-        self.cross_attn = CrossAttention(cfg)
+        self.cross_attn = CrossAttention(cfg.of_cross_attention)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, own: MixerState | None, kept: CrossSums | CrossKeys, positions: Tensor):

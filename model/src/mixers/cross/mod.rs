@@ -112,15 +112,15 @@ impl SourceReader for SumsReader {
     }
 
     fn head_numbers(config: &DecoderConfig, _: SourceConfig) -> usize {
-        SumsShape::of(config, false).head_numbers()
+        SumsShape::of(&config.of_cross_attention(), false).head_numbers()
     }
 
     fn tensors(config: &DecoderConfig, list: &mut TensorList) {
-        features::tensors(config, list);
+        features::tensors(&config.of_cross_attention(), list);
     }
 
     fn load(config: &DecoderConfig, _: SourceConfig, weights: &Weights<'_>) -> Result<Self, LoadError> {
-        Ok(Self { features: features::load(config, weights)?, eps: config.denominator_floor() })
+        Ok(Self { features: features::load(&config.of_cross_attention(), weights)?, eps: config.denominator_floor() })
     }
 
     fn bytes(&self) -> usize {

@@ -70,6 +70,7 @@ pub(super) fn color(name: &str) -> &'static str {
         "rfa-gate-d-16-stateful" => "#ff8182",
         "rfa-gate-d-256-stateful" | "rfa-gate-sigma-2.5-d-256" => "#82071e",
         "rfa-gate-fixed-sigma" => "#0550ae",
+        "rfa-gate-cross-512" => "#116329",
         "rfa-arccos" => "#d4a72c",
         "rfa-arccos-gate" => "#9a6700",
         "elu" => "#e08855",
