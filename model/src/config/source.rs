@@ -61,9 +61,6 @@ impl DecoderConfig {
                     }
                     within(field, value, 1, max)?;
                 }
-                if self.conv_kernel > 0 {
-                    return here("conv_kernel", "0", self.conv_kernel.to_string());
-                }
                 if self.output_norm {
                     return here("output_norm", "false", "true".into());
                 }

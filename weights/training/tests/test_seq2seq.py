@@ -154,7 +154,6 @@ def test_the_twins_begin_with_the_same_weights():
 @pytest.mark.parametrize(("changes", "message"), [
     ({"attention": "hybrid", "sliding_window": 8}, "model.attention: must be rfa or softmax in an encoder-decoder, found 'hybrid'"),
     ({"feature_map": "favor"}, "model.feature_map: must be gaussian, arc_cosine or elu in an encoder-decoder, found 'favor'"),
-    ({"conv_kernel": 4}, "model.conv_kernel: must be 0 in an encoder-decoder, found 4"),
     ({"output_norm": True}, "model.output_norm: must be false in an encoder-decoder, found True"),
     ({"position_embedding": "none", "head_dim": 7}, "model.head_dim: must be even for the encoder's rotary positions, found 7"),
     ({"encoder_layers": 0}, "model.encoder_layers: must be 1 to 1024, found 0"),

@@ -21,7 +21,7 @@ from .attention import MixerState
 from .config import ModelConfig
 from .encoder import EncoderBlock
 from .features import draw_matrices, numbers
-from .layers import RMSNorm, rotary_angles
+from .layers import CausalConv1d, RMSNorm, rotary_angles
 from .model import Block
 from .rfa import normalise
 
@@ -48,7 +48,6 @@ class Seq2SeqConfig(ModelConfig):
         for key, allowed, bound in (
             ("attention", self.attention in ("rfa", "softmax"), "rfa or softmax in an encoder-decoder"),
             ("feature_map", self.feature_map != "favor", "gaussian, arc_cosine or elu in an encoder-decoder"),
-            ("conv_kernel", self.conv_kernel == 0, "0 in an encoder-decoder"),
             ("output_norm", not self.output_norm, "false in an encoder-decoder"),
             ("head_dim", self.head_dim % 2 == 0, "even for the encoder's rotary positions"),
             ("encoder_layers", 1 <= self.encoder_layers <= 1024, "1 to 1024"),
@@ -231,7 +230,8 @@ class Seq2Seq(nn.Module):
         """Initializes the weights as `Decoder.init_weights` does: for one seed, RFA and softmax models share their common
         weights."""
         cfg, std = self.cfg, self.cfg.initializer_range
-        common, gates, matrices = (numbers(seed, purpose) for purpose in ("weights", "gates", "matrices"))
+        purposes = ("weights", "gates", "matrices", "convolutions")
+        common, gates, matrices, convolutions = (numbers(seed, purpose) for purpose in purposes)
         branches = {"encoder": 2 * cfg.encoder_layers, "model": 3 * cfg.num_hidden_layers}
         for name, p in self.named_parameters():
             if name.endswith(("o_proj.weight", "down_proj.weight")):
@@ -244,6 +244,8 @@ class Seq2Seq(nn.Module):
             if layer.self_attn.gate is not None:
                 layer.self_attn.gate.weight.normal_(std=1e-3, generator=gates)
                 layer.self_attn.gate.bias.copy_(torch.log(g / (1 - g)))
+            for conv in (m for m in layer.self_attn.modules() if isinstance(m, CausalConv1d)):
+                conv.init_weights(convolutions)
             for attn in (layer.self_attn, layer.cross_attn):
                 if attn.random_matrices is not None:
                     attn.random_matrices.copy_(draw_matrices(cfg.feature_map, tuple(attn.random_matrices.shape), matrices))

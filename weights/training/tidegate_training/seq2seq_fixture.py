@@ -36,7 +36,7 @@ SOFTMAX = dataclasses.replace(RFA, attention="softmax", sliding_window=16, tie_w
 # Arc-cosine features have no denominator floor; if they had one, a floor of this size would change every output. Cross
 # attention has more random vectors than self attention.
 ARC_COSINE = dataclasses.replace(RFA, feature_map="arc_cosine", gate=False, denominator_eps=1.0, cross_proj_dim=20)
-ELU = dataclasses.replace(RFA, feature_map="elu")
+ELU = dataclasses.replace(RFA, feature_map="elu", conv_kernel=3)
 CASES = {"seq2seq-rfa": RFA, "seq2seq-softmax": SOFTMAX, "seq2seq-arc-cosine": ARC_COSINE, "seq2seq-elu": ELU}
 # Numbers of source and target tokens: ordinary sentences, a source of a single token, and the longest source allowed.
 LENGTHS = ((7, 9), (1, 3), (24, 12))

@@ -138,7 +138,8 @@ def test_it_learns_to_translate_word_by_word(made, tmp_path):
 
 @pytest.mark.parametrize(("mixer", "first", "bound", "features"), [
     ("rfa-gate", 1.0, 1.3, (16, 16)), ("rfa-gate-sigma-2.0", 1.0, 2.0, (16, 16)), ("rfa-gate-sigma-2.5-d-256", 1.0, 2.5, (512, 512)),
-    ("rfa-gate-cross-512", 2.0, 4.0, (16, 1024)), ("rfa-arccos-gate", 1.0, None, (16, 16))])
+    ("rfa-gate-cross-512", 2.0, 4.0, (16, 1024)),
+    ("rfa-gate-cross-512-conv", 2.0, 4.0, (16, 1024)), ("rfa-arccos-gate", 1.0, None, (16, 16))])
 def test_a_mixer_says_how_sharp_attention_to_the_source_may_be(made, tmp_path, mixer, first, bound, features):
     at, exp = made
     run = translate.Run(exp, mixer, 1, at / "data", tmp_path)

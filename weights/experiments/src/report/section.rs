@@ -62,7 +62,7 @@ pub(super) fn color(name: &str) -> &'static str {
         "softmax-stateful" => "#8c959f",
         "rfa-gate" => "#0969da",
         "rfa-gate-stateful" | "lara" => "#cf222e",
-        "hybrid" | "ra" => "#8250df",
+        "hybrid" | "ra" | "rfa-gate-cross-512" => "#8250df",
         "rfa" => "#4a9bd9",
         "rfa-gate-no-positions" => "#1b7c83",
         "rfa-gate-pool" | "rfa-gate-sigma-2.5" => "#54aeff",
@@ -70,7 +70,6 @@ pub(super) fn color(name: &str) -> &'static str {
         "rfa-gate-d-16-stateful" => "#ff8182",
         "rfa-gate-d-256-stateful" | "rfa-gate-sigma-2.5-d-256" => "#82071e",
         "rfa-gate-fixed-sigma" => "#0550ae",
-        "rfa-gate-cross-512" => "#116329",
         "rfa-arccos" => "#d4a72c",
         "rfa-arccos-gate" => "#9a6700",
         "elu" => "#e08855",
@@ -81,7 +80,7 @@ pub(super) fn color(name: &str) -> &'static str {
         "lara-balance" => "#bf3989",
         "lara-crossed" => "#0a3069",
         "lara-means-tokens" => "#7d4e00",
-        "lara-means-crossed" => "#116329",
+        "lara-means-crossed" | "rfa-gate-cross-512-conv" => "#116329",
         _ => "#57606a",
     }
 }
