@@ -25,9 +25,14 @@ impl DecoderConfig {
         }
     }
 
-    /// The config that cross attention takes its features from: this one, with `cross_proj_dim` random vectors.
+    /// Number of random vectors per head of cross attention.
+    pub(crate) fn cross_vectors(&self) -> usize {
+        self.cross_proj_dim.unwrap_or(self.proj_dim)
+    }
+
+    /// The config that the features of cross attention are loaded with: this one, with their number of random vectors.
     pub(crate) fn of_cross_attention(&self) -> Self {
-        Self { proj_dim: self.cross_proj_dim.unwrap_or(self.proj_dim), ..self.clone() }
+        Self { proj_dim: self.cross_vectors(), ..self.clone() }
     }
 
     /// Checks `model_type`, and that the keys of an encoder-decoder are present for one and absent for a decoder-only

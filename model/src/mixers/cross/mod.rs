@@ -112,7 +112,8 @@ impl SourceReader for SumsReader {
     }
 
     fn head_numbers(config: &DecoderConfig, _: SourceConfig) -> usize {
-        SumsShape::of(&config.of_cross_attention(), false).head_numbers()
+        let features = config.feature_map.features(config.cross_vectors(), config.head_dim);
+        SumsShape { features, ..SumsShape::of(config, false) }.head_numbers()
     }
 
     fn tensors(config: &DecoderConfig, list: &mut TensorList) {
