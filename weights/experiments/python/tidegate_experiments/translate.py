@@ -60,8 +60,9 @@ OWN = ("attention", "gate", "sliding_window")
 NOTES = {
     "note_on_test": "The test pairs are those named in the settings. For Multi30k they are its validation file and not "
                     "test2016, so scores are not comparable with those published for test2016. The test pairs were used once, "
-                    "at the end of each run, and nothing was tuned on them. valid_loss and the curves are measured on pairs "
-                    "held out of the training file. Every checkpoint is that of the last step, without any selection.",
+                    "at the end of each run, and nothing was tuned on them, except as note_on_convolution says. valid_loss "
+                    "and the curves are measured on pairs held out of the training file. Every checkpoint is that of the "
+                    "last step, without any selection.",
     "note_on_bleu": "Greedy decoding: the most likely token at each step, no beam search, no averaged weights.",
     "note_on_learning": "One schedule and one learning rate for all mixers, not tuned. Muon was chosen because its loss with "
                         "softmax was 5.0 nats after 80 steps, against 5.3 with AdamW. For one seed, shared initial weights "
@@ -75,7 +76,8 @@ NOTES = {
                         "vectors instead, and one with -cross-N has N in cross-attention only.",
     "note_on_exact_kernel": "Mixers with -cross- in their names are trained with the exact Gaussian kernel in cross-attention "
                             "for 60 % of the steps, and with its random features after that. Their curves have the losses of "
-                            "what was trained. This was chosen by validation losses of the first 400 steps.",
+                            "what was trained. The kernel and the values of sigma were chosen by validation losses of the "
+                            "first 400 steps; 60 % was not tuned.",
     "note_on_convolution": "A mixer with -conv in its name has a causal convolution over four tokens on the queries, keys and "
                            "values of self-attention. The others have none. It was added when the BLEU of rfa-gate-cross-512 "
                            "was known.",
