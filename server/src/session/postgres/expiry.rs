@@ -31,14 +31,13 @@ const ANY: &str = "SELECT EXISTS (SELECT FROM responses WHERE ends <= $1) OR EXI
 
 const DEAD_TEXTS: &str = "SELECT DISTINCT owner FROM texts WHERE refs = 0 LIMIT 100";
 
-/// Removes what nothing needs any more: servers that have not been seen for a long time, their leases, owners of nothing,
-/// and claims. A claim refuses commits whose uploads began before it; a day later, no such upload is left.
-const CLEAN: [&str; 4] = [
+/// Removes what nothing needs any more: servers that have not been seen for a long time, their leases, and owners of
+/// nothing.
+const CLEAN: [&str; 3] = [
     "DELETE FROM servers WHERE seen < clock_timestamp() - make_interval(secs => 100 * $1::double precision)",
     "DELETE FROM leases l WHERE NOT EXISTS (SELECT FROM servers v WHERE v.id = l.server)",
     "DELETE FROM owners WHERE owner IN (SELECT owner FROM owners WHERE (sessions, evictable, versions, live, receipts, texts) = (0, \
      0, 0, 0, 0, 0) FOR UPDATE SKIP LOCKED)",
-    "DELETE FROM versions WHERE owner = '' AND time < extract(epoch FROM clock_timestamp()) * 1000 - 86400000",
 ];
 
 const STREAMS: &str = "DELETE FROM streams WHERE ends <= $1";

@@ -11,7 +11,7 @@ use super::failure::{Failure, described, unavailable};
 use crate::session::error::StoreError;
 
 /// The migrations; each brings the schema to the next version.
-const MIGRATIONS: [&str; 2] = [include_str!("migrations/0001.sql"), include_str!("migrations/0002.sql")];
+const MIGRATIONS: [&str; 1] = [include_str!("migrations/0001.sql")];
 
 /// The oldest PostgreSQL version that supports the statements, as in `server_version_num`.
 const OLDEST: i32 = 130_000;

@@ -41,21 +41,6 @@ fn the_first_of_a_claim_and_a_commit_wins() {
 }
 
 #[test]
-fn a_claim_is_removed_after_a_day() {
-    with_schema(async |schema| {
-        let index = schema.open().await;
-        let (id, (row, _)) = create(&index, 1, None).await;
-        let late = turn(&id, &row.head, 5);
-        index.orphans(vec![late.version.id.clone()]).await.expect("the index is read");
-        for refused in [true, false] {
-            assert_eq!(index.expire(NOW, none()).await, Ok(0));
-            assert_eq!(index.commit(late.clone()).await.is_err(), refused);
-            schema.execute("UPDATE versions SET time = time - 86400000 WHERE owner = ''").await;
-        }
-    });
-}
-
-#[test]
 fn of_a_claim_and_a_commit_at_the_same_time_one_wins() {
     with_schema(async |schema| {
         let (one, two) = (schema.open().await, schema.open().await);

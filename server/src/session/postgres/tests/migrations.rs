@@ -21,26 +21,13 @@ fn servers_that_start_together_make_one_schema() {
 }
 
 #[test]
-fn the_schema_of_an_earlier_program_is_migrated() {
-    with_schema(async |schema| {
-        let index = schema.open().await;
-        let (id, head) = create(&index, 7, None).await;
-        index.close().await.expect("the index closes");
-        schema.execute("DELETE FROM migrations WHERE version = 2").await;
-        schema.execute("DROP INDEX versions_claimed").await;
-        assert_eq!(schema.open().await.head(OWNER, &id).await, Ok(head));
-        schema.execute("DROP INDEX versions_claimed").await;
-    });
-}
-
-#[test]
 fn the_schema_of_a_later_program_is_refused() {
     with_schema(async |schema| {
         schema.open().await.close().await.expect("the index closes");
         schema.execute("INSERT INTO migrations (version) VALUES (99)").await;
         let error = PostgresIndex::open(schema.options(), Box::new(|_| {})).await.expect_err("it is refused");
         let StoreError::Database { reason } = error else { panic!("{error}") };
-        assert!(reason.contains("has version 99") && reason.contains("up to version 2"), "{reason}");
+        assert!(reason.contains("has version 99") && reason.contains("up to version 1"), "{reason}");
     });
 }
 
