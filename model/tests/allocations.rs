@@ -24,7 +24,7 @@ fn a_token_allocates_nothing() {
         (WeightType::Q8_0, around.into()),
         (WeightType::Q8_0, format!(r#"{around}, "feature_map": "favor""#)),
         (WeightType::Bf16, format!(r#"{around}, "attention": "hybrid", "sliding_window": 64"#)),
-        (WeightType::Bf16, source.into()),
+        (WeightType::Bf16, format!(r#"{source}, "conv_kernel": 4, "cross_proj_dim": 96"#)),
         (WeightType::Q8_0, format!(r#"{source}, "attention": "softmax", "sliding_window": 64"#)),
         (WeightType::Q8_0, ranks.into()),
         (WeightType::Q8_0, r#""state_size": 64, "n_groups": 2"#.into()),

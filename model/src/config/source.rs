@@ -30,11 +30,6 @@ impl DecoderConfig {
         self.cross_proj_dim.unwrap_or(self.proj_dim)
     }
 
-    /// The config that the features of cross attention are loaded with: this one, with their number of random vectors.
-    pub(crate) fn of_cross_attention(&self) -> Self {
-        Self { proj_dim: self.cross_vectors(), ..self.clone() }
-    }
-
     /// Checks `model_type`, and that the keys of an encoder-decoder are present for one and absent for a decoder-only
     /// model. `decoder` is the `model_type` of the family's decoder.
     pub(crate) fn check_source(&self, decoder: &str) -> Result<(), ConfigError> {

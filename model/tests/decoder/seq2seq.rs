@@ -10,11 +10,12 @@ use tidegate_model::{Decoder, DecoderConfig, Device, ModelError, PoolOptions, St
 const TOLERANCE: f32 = 1e-4;
 const SOURCE: &str = r#", "model_type": "rfa_seq2seq", "encoder_layers": 2, "max_source_positions": 300,
     "decoder_start_token_id": 1, "position_embedding": "rope""#;
-const SOFTMAX: &str = r#", "attention": "softmax", "sliding_window": 40"#;
+const RFA: &str = r#", "conv_kernel": 4, "cross_proj_dim": 20"#;
+const SOFTMAX: &str = r#", "attention": "softmax", "sliding_window": 40, "conv_kernel": 3"#;
 
 fn both() -> [(&'static str, Decoder); 2] {
     let of = |more: &str| written(&config(&format!("{SOURCE}{more}")), 9);
-    [("rfa", of("")), ("softmax", of(SOFTMAX))]
+    [("rfa", of(RFA)), ("softmax", of(SOFTMAX))]
 }
 
 fn compare_sources(name: &str, config: &DecoderConfig, numbers: &[f32], golden: &HashMap<String, Tensor>, case: usize) {

@@ -52,27 +52,27 @@ def plain_kernel(feature_map: str, q: torch.Tensor, k: torch.Tensor, w: torch.Te
 
 
 @torch.no_grad()
-def test_features_estimate_the_exact_kernel():
-    torch.manual_seed(3)
-    attn = CrossAttention(dataclasses.replace(RFA, proj_dim=40_000)).double()
-    attn.sigma.copy_(torch.rand_like(attn.sigma) + 0.5)
-    x, memory = torch.randn(2, 4, RFA.hidden_size).double(), torch.randn(2, 6, RFA.hidden_size).double()
-    mask = torch.arange(6) < torch.tensor([[6], [3]])
-    estimate = attn(x, attn.read(memory, mask))
+def test_gaussian_features_estimate_the_exact_kernel():
+    x, memory = torch.randn(2, 4, RFA.hidden_size), torch.randn(2, 6, RFA.hidden_size)
+    attn = CrossAttention(dataclasses.replace(RFA, proj_dim=40_000))
+    estimate = attn(x, attn.read(memory, None))
     attn.exact = True
-    exact = attn(x, attn.read(memory, mask))
-    torch.testing.assert_close(exact, estimate, rtol=0.0, atol=0.01)
-    assert (exact - attn(x, attn.read(memory, torch.ones_like(mask)))).abs().max() > 0.05  # padding has an effect
-    torch.testing.assert_close(exact[1:], attn(x[1:], attn.read(memory[1:, :3], None)))
+    torch.testing.assert_close(attn(x, attn.read(memory, None)), estimate, rtol=0.0, atol=0.01)
+    other = CrossAttention(seq2seq_fixture.ARC_COSINE)
+    other.exact = True
+    with pytest.raises(ValueError, match="arc_cosine features do not estimate the Gaussian kernel"):
+        other.read(memory, None)
 
 
-@EACH
-def test_cross_attention_agrees_with_a_plain_loop(cfg):
+@pytest.mark.parametrize(("cfg", "exact"), [*((cfg, False) for cfg in seq2seq_fixture.CASES.values()), (RFA, True)],
+                         ids=[*seq2seq_fixture.CASES, "exact"])
+def test_cross_attention_agrees_with_a_plain_loop(cfg, exact):
     """Values and gradients, in f64; denominators are plain sums, with a floor for gaussian features."""
     h, d, m, t = cfg.num_attention_heads, cfg.head_dim, 6, 4
     torch.manual_seed(3)
     # A floor that clamps some gaussian denominators, and would clamp all others if it applied to them.
     attn = CrossAttention(dataclasses.replace(cfg, denominator_eps=0.3 if cfg is RFA else 100.0)).double()
+    attn.exact, has_floor = exact, cfg is RFA and not exact
     if attn.sigma is not None:
         with torch.no_grad():
             attn.sigma.uniform_(0.5, 1.3)
@@ -89,17 +89,20 @@ def test_cross_attention_agrees_with_a_plain_loop(cfg):
             for n in range(h):
                 if cfg.attention == "softmax":
                     weights = [(q[i, n].dot(k[j, n]) / d**0.5).exp() for j in kept]
+                elif exact:
+                    unit = lambda y: y / (y.norm() + 1e-3)
+                    weights = [(-(attn.sigma[n] * (unit(q[i, n]) - unit(k[j, n]))).square().sum() / 2).exp() for j in kept]
                 else:
                     w = None if attn.sigma is None else attn.random_matrices[n] * attn.sigma[n]
                     weights = [plain_kernel(cfg.feature_map, q[i, n], k[j, n], w) for j in kept]
-                floor = 0.3 * len(kept) if cfg is RFA else 0.0
+                floor = 0.3 * len(kept) if has_floor else 0.0
                 clamped += sum(weights).item() < floor
                 heads.append(sum(w * v[j, n] for w, j in zip(weights, kept)) / sum(weights).clamp_min(floor))
             rows.append(attn.o_proj(torch.cat(heads)))
     want = torch.stack(rows).view(2, t, -1)
     found = attn(x, attn.read(memory, mask))
     torch.testing.assert_close(found, want, rtol=1e-9, atol=1e-9)
-    assert clamped or cfg is not RFA
+    assert clamped or not has_floor
     leaves = [x, memory, *attn.parameters()]
     for a, b in zip(torch.autograd.grad(found.square().sum(), leaves), torch.autograd.grad(want.square().sum(), leaves)):
         assert a.abs().sum() > 0
@@ -171,13 +174,15 @@ def test_an_impossible_model_is_refused(changes, message):
 
 
 def test_the_state_is_counted():
+    convolutions = lambda state: sum(own.conv.numel() for own in state.own)
     m = model(RFA)
     state = m.begin(ids(1, 5))
-    numbers = sum(x.numel() for kept in (*state.own, *state.cross) for x in (kept.s, kept.c))
+    numbers = sum(x.numel() for kept in (*state.own, *state.cross) for x in (kept.s, kept.c)) + convolutions(state)
     # The tensors hold one c per source for all heads; `state_numbers` counts one per head.
     assert RFA.state_numbers == numbers + RFA.num_hidden_layers * (RFA.num_attention_heads - 1) + 1  # and the source's tokens
     state = model(SOFTMAX).begin(ids(1, SOFTMAX.max_source_positions))
-    assert SOFTMAX.state_numbers == sum(x.numel() for layer in (*state.own, *state.cross) for x in (layer.k, layer.v)) + 1
+    numbers = sum(x.numel() for layer in (*state.own, *state.cross) for x in (layer.k, layer.v)) + convolutions(state)
+    assert SOFTMAX.state_numbers == numbers + 1
 
 
 @EACH

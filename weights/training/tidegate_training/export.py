@@ -52,11 +52,9 @@ def fixed_keys(cfg: ModelConfig) -> dict:
 
 def config_json(cfg: ModelConfig, dtype: str) -> dict:
     """Returns the contents of `config.json`: exactly the keys that `tidegate-model` accepts."""
-    keys, fixed = dataclasses.asdict(cfg), fixed_keys(cfg)
+    keys = {key: value for key, value in dataclasses.asdict(cfg).items() if value is not None}
+    fixed = fixed_keys(cfg)
     del keys["initializer_range"]  # only for training
-    for key in ("sliding_window", "cross_proj_dim"):
-        if keys.get(key, 0) is None:
-            del keys[key]
     for key in ("feature_map", "gate", "proj_dim", "denominator_eps") if cfg.attention == "softmax" else ():
         del keys[key]  # unused by softmax
     out = {k: fixed[k] for k in ("model_type", "architectures")}

@@ -113,7 +113,7 @@ class CrossAttention(nn.Module):
         if cfg.has_sigma:
             self.sigma = nn.Parameter(torch.ones(h, d))
             self.random_matrices = draw_matrices(cfg.feature_map, (h, cfg.proj_dim, d))
-        # For training: attention with the kernel itself, which gaussian features estimate.
+        # Whether to use the kernel itself, which gaussian features estimate; only in training.
         self.exact = False
 
     def heads(self, y: Tensor) -> Tensor:
@@ -127,9 +127,10 @@ class CrossAttention(nn.Module):
         return features.features_of(self.cfg.feature_map, x, w)
 
     def exactly(self, q: Tensor, kept: CrossKeys) -> Tensor:
-        """Attends with weights proportional to exp(-|sigma (q - k)|^2 / 2), for q and k of unit length.
+        """Attends with weights proportional to exp(-|sigma (q - k)|^2 / 2), for q and k of unit length. There is no floor of
+        the denominator.
 
-        q: (batch, heads, time, head_dim), as projected; kept: with unit keys times sigma -> same shape as q
+        q: (batch, heads, time, head_dim), as projected; kept: its keys have unit length, times sigma -> same shape as q
         """
         bias = kept.k.square().sum(-1).unsqueeze(-2) / -2
         if kept.mask is not None:
@@ -143,6 +144,8 @@ class CrossAttention(nn.Module):
         if self.cfg.attention == "softmax":
             return CrossKeys(k, v, mask)
         if self.exact:
+            if self.cfg.feature_map != "gaussian":
+                raise ValueError(f"exact: {self.cfg.feature_map} features do not estimate the Gaussian kernel")
             return CrossKeys(features.unit(k) * self.sigma[:, None, :], v, mask)
         phi_k = self.phi(k)
         if mask is None:

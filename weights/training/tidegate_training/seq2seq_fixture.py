@@ -30,13 +30,14 @@ from .seq2seq import CrossKeys, Seq2Seq, Seq2SeqConfig
 
 RFA = Seq2SeqConfig(vocab_size=32, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, head_dim=8,
                     proj_dim=8, position_embedding="rope", rope_theta=100.0, encoder_layers=2, max_source_positions=24,
-                    decoder_start_token_id=1)
+                    decoder_start_token_id=1, conv_kernel=3, cross_proj_dim=20)
 # A window longer than any target, as in translation; an untied head, so that tied and untied heads are both covered.
-SOFTMAX = dataclasses.replace(RFA, attention="softmax", sliding_window=16, tie_word_embeddings=False, decoder_start_token_id=0)
-# Arc-cosine features have no denominator floor; if they had one, a floor of this size would change every output. Cross
-# attention has more random vectors than self attention.
-ARC_COSINE = dataclasses.replace(RFA, feature_map="arc_cosine", gate=False, denominator_eps=1.0, cross_proj_dim=20)
-ELU = dataclasses.replace(RFA, feature_map="elu", conv_kernel=3)
+SOFTMAX = dataclasses.replace(RFA, attention="softmax", sliding_window=16, tie_word_embeddings=False, decoder_start_token_id=0,
+                              cross_proj_dim=None)
+PLAIN = dataclasses.replace(RFA, conv_kernel=0, cross_proj_dim=None)
+# Arc-cosine features have no denominator floor; if they had one, a floor of this size would change every output.
+ARC_COSINE = dataclasses.replace(PLAIN, feature_map="arc_cosine", gate=False, denominator_eps=1.0)
+ELU = dataclasses.replace(PLAIN, feature_map="elu")
 CASES = {"seq2seq-rfa": RFA, "seq2seq-softmax": SOFTMAX, "seq2seq-arc-cosine": ARC_COSINE, "seq2seq-elu": ELU}
 # Numbers of source and target tokens: ordinary sentences, a source of a single token, and the longest source allowed.
 LENGTHS = ((7, 9), (1, 3), (24, 12))

@@ -117,11 +117,12 @@ impl SourceReader for SumsReader {
     }
 
     fn tensors(config: &DecoderConfig, list: &mut TensorList) {
-        features::tensors(&config.of_cross_attention(), list);
+        features::tensors(config, config.cross_vectors(), list);
     }
 
     fn load(config: &DecoderConfig, _: SourceConfig, weights: &Weights<'_>) -> Result<Self, LoadError> {
-        Ok(Self { features: features::load(&config.of_cross_attention(), weights)?, eps: config.denominator_floor() })
+        let features = features::load(config, config.cross_vectors(), weights)?;
+        Ok(Self { features, eps: config.denominator_floor() })
     }
 
     fn bytes(&self) -> usize {

@@ -81,7 +81,7 @@ impl Mixer for Hybrid {
     }
 
     fn tensors(config: &DecoderConfig, list: &mut TensorList) {
-        features::tensors(config, list);
+        features::tensors(config, config.proj_dim, list);
         Gate::tensors(config, list);
         list.floats("far_bias", &[config.num_attention_heads]);
     }
@@ -93,7 +93,7 @@ impl Mixer for Hybrid {
             shape: attend::Shape { heads, head_dim, features, eps },
             state: Self::state_shape(config),
             gate: Gate::load(config, weights)?,
-            features: features::load(config, weights)?,
+            features: features::load(config, config.proj_dim, weights)?,
             far_bias: weights.finite("far_bias", &[heads])?,
         })
     }

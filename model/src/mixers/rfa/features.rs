@@ -87,21 +87,21 @@ pub(crate) fn count(config: &DecoderConfig) -> usize {
     config.feature_map.features(config.proj_dim, config.head_dim)
 }
 
-/// The tensors that [`load`] reads.
-pub(crate) fn tensors(config: &DecoderConfig, list: &mut TensorList) {
+/// The tensors that [`load`] reads. vectors: random vectors per head
+pub(crate) fn tensors(config: &DecoderConfig, vectors: usize, list: &mut TensorList) {
     let (heads, d) = (config.num_attention_heads, config.head_dim);
     if config.feature_map.has_sigma() {
         list.floats("sigma", &[heads, d]);
     }
     if config.feature_map.has_random_matrices() {
-        list.fixed("random_matrices", &[heads, config.proj_dim, d]);
+        list.fixed("random_matrices", &[heads, vectors, d]);
     }
 }
 
-/// Loads the feature map of one layer's heads: `sigma` and `random_matrices`.
-pub(crate) fn load(config: &DecoderConfig, weights: &Weights<'_>) -> Result<Features, LoadError> {
+/// Loads the feature map of one layer's heads: `sigma` and `random_matrices`. vectors: random vectors per head
+pub(crate) fn load(config: &DecoderConfig, vectors: usize, weights: &Weights<'_>) -> Result<Features, LoadError> {
     let (heads, d) = (config.num_attention_heads, config.head_dim);
-    let shape = [heads, config.proj_dim, d];
+    let shape = [heads, vectors, d];
     let tensor = |numbers: Vec<f32>, shape: &[usize]| Tensor::from_vec(numbers, shape, &Device::Cpu);
     let random = || -> Result<_, LoadError> {
         let matrices = tensor(weights.numbers("random_matrices", &shape)?, &shape)?;

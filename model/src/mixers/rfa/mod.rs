@@ -77,7 +77,7 @@ impl Mixer for Rfa {
     }
 
     fn tensors(config: &DecoderConfig, list: &mut TensorList) {
-        features::tensors(config, list);
+        features::tensors(config, config.proj_dim, list);
         Gate::tensors(config, list);
     }
 
@@ -87,7 +87,7 @@ impl Mixer for Rfa {
         Ok(Self {
             shape: recurrent::Shape { heads, head_dim, features: features::count(config), eps },
             gate: Gate::load(config, weights)?,
-            features: features::load(config, weights)?,
+            features: features::load(config, config.proj_dim, weights)?,
         })
     }
 

@@ -138,7 +138,6 @@ def test_it_learns_to_translate_word_by_word(made, tmp_path):
 
 @pytest.mark.parametrize(("mixer", "first", "bound", "features"), [
     ("rfa-gate", 1.0, 1.3, (16, 16)), ("rfa-gate-sigma-2.0", 1.0, 2.0, (16, 16)), ("rfa-gate-sigma-2.5-d-256", 1.0, 2.5, (512, 512)),
-    ("rfa-gate-cross-512", 2.0, 4.0, (16, 1024)),
     ("rfa-gate-cross-512-conv", 2.0, 4.0, (16, 1024)), ("rfa-arccos-gate", 1.0, None, (16, 16))])
 def test_a_mixer_says_how_sharp_attention_to_the_source_may_be(made, tmp_path, mixer, first, bound, features):
     at, exp = made
@@ -156,6 +155,19 @@ def test_a_mixer_says_how_sharp_attention_to_the_source_may_be(made, tmp_path, m
         return
     assert layer.cross_attn.sigma.unique().tolist() == pytest.approx([bound])
     assert layer.self_attn.sigma.unique().tolist() == pytest.approx([1.3])
+
+
+def test_attention_to_the_source_changes_from_the_kernel_to_its_features(made, tmp_path):
+    at, _ = made
+    for steps, want in ((5, [True] * 3 + [False] * 2), (1, [False])):
+        exp = translate.load(at / "run.toml", [f"train.steps={steps}"])
+        run = translate.Run(exp, "rfa-gate-cross-512", 1, at / "data", tmp_path / str(steps))
+        (layer,) = run.model.model.layers
+        found = []
+        for _ in range(steps):
+            run.train_step()
+            found.append(layer.cross_attn.exact)
+        assert found == want
 
 
 def test_bleu_of_the_reference_is_100():

@@ -34,29 +34,42 @@ from tidegate_training.train import Diverged
 from . import compare, pairs
 from .pairs import Pairs, PairsConfig
 
-# Each mixer's changes to `[model]`, which affect the decoder's self attention and its attention to the source. The encoder
-# is always softmax.
+
+@dataclass(frozen=True)
+class Mixer:
+    """What the decoder's attention to its own past and to the source is, and how attention to the source is trained.
+
+    model: changes to `[model]`
+    sigma: the first value of sigma in attention to the source; elsewhere it is 1
+    sigma_max: its upper bound, None for `train.sigma_max`, which applies elsewhere. A query that matches one of 16 orthogonal
+    keys can give it 27 % of its weight at sigma 1.3, and 78 % at 2: 1 / (1 + 15 exp(-sigma^2))
+    exact: the share of the steps, below 1, in which attention to the source uses the Gaussian kernel itself. The gradient of
+    its estimate is noisier than the estimate: each cosine's is larger by the length of its random vector
+    """
+
+    model: dict
+    sigma: float = 1.0
+    sigma_max: float | None = None
+    exact: float = 0.0
+
+
+# The encoder is always softmax.
 RFA = {"attention": "rfa", "gate": True}
-MIXERS: dict[str, dict] = {
-    "softmax": {"attention": "softmax", "gate": False},
-    "rfa-gate": RFA,
-    "rfa-gate-sigma-2.0": RFA,
-    "rfa-gate-sigma-2.5": RFA,
-    "rfa-gate-sigma-2.0-d-256": RFA | {"proj_dim": 256},
-    "rfa-gate-sigma-2.5-d-256": RFA | {"proj_dim": 256},
-    "rfa-gate-cross-512": RFA | {"cross_proj_dim": 512},
-    "rfa-gate-cross-512-conv": RFA | {"cross_proj_dim": 512, "conv_kernel": 4},
-    "rfa-arccos-gate": RFA | {"feature_map": "arc_cosine"},
-    "elu-gate": RFA | {"feature_map": "elu"},
+CROSS = RFA | {"feature_map": "gaussian", "cross_proj_dim": 512}
+MIXERS = {
+    "softmax": Mixer({"attention": "softmax", "gate": False}),
+    "rfa-gate": Mixer(RFA),
+    "rfa-gate-sigma-2.0": Mixer(RFA, sigma_max=2.0),
+    "rfa-gate-sigma-2.5": Mixer(RFA, sigma_max=2.5),
+    "rfa-gate-sigma-2.0-d-256": Mixer(RFA | {"proj_dim": 256}, sigma_max=2.0),
+    "rfa-gate-sigma-2.5-d-256": Mixer(RFA | {"proj_dim": 256}, sigma_max=2.5),
+    "rfa-gate-cross-512": Mixer(CROSS, sigma=2.0, sigma_max=4.0, exact=0.6),
+    "rfa-gate-cross-512-conv": Mixer(CROSS | {"conv_kernel": 4}, sigma=2.0, sigma_max=4.0, exact=0.6),
+    "rfa-arccos-gate": Mixer(RFA | {"feature_map": "arc_cosine"}),
+    "elu-gate": Mixer(RFA | {"feature_map": "elu"}),
 }
-# The first value and the upper bound of sigma in attention to the source; elsewhere they are 1 and `train.sigma_max`. A query
-# that matches one of 16 orthogonal keys can give it 27 % of its weight at sigma 1.3, and 78 % at 2: 1 / (1 + 15 exp(-sigma^2)).
-CROSS_SIGMA = {mixer: (1.0, float(mixer.split("-")[3])) for mixer in MIXERS if "-sigma-" in mixer}
-CROSS_SIGMA |= {mixer: (2.0, 4.0) for mixer in MIXERS if "-cross-" in mixer}
-# The share of the steps in which attention to the source uses the Gaussian kernel itself. The gradient of its estimate is
-# noisier than the estimate: each cosine's is larger by the length of its random vector.
-EXACT = {mixer: 0.6 for mixer in MIXERS if "-cross-" in mixer}
-OWN = ("attention", "gate", "sliding_window")
+# The keys of `[model]` that only mixers set.
+OWN = ("attention", "gate", "sliding_window", "conv_kernel", "cross_proj_dim")
 NOTES = {
     "note_on_test": "The test pairs are those named in the settings. For Multi30k they are its validation file and not "
                     "test2016, so scores are not comparable with those published for test2016. The test pairs were used once, "
@@ -138,7 +151,7 @@ class Experiment:
     def configured(self, mixer: str) -> Seq2SeqConfig:
         """Returns the model of one mixer; softmax sees the whole target, and arc-cosine has as many features as sine and
         cosine."""
-        own = MIXERS[mixer]
+        own = MIXERS[mixer].model
         window = self.data.max_target if mixer == "softmax" else None
         vectors = compare.vectors(own.get("feature_map", "gaussian"), self.model.proj_dim)
         return dataclasses.replace(self.model, **{"sliding_window": window, "proj_dim": vectors} | own)
@@ -203,15 +216,15 @@ class Run:
 
     def __init__(self, exp: Experiment, mixer: str, seed: int, data: Path, out: Path):
         self.exp, self.name, self.seed, self.out = exp, f"{mixer}, seed {seed}", seed, out
-        self.exact_steps = round(EXACT.get(mixer, 0.0) * exp.train.steps)
-        first_sigma, self.cross_sigma = CROSS_SIGMA.get(mixer, (1.0, exp.train.sigma_max))
+        own = MIXERS[mixer]
+        self.exact_steps, self.cross_sigma = int(own.exact * exp.train.steps), own.sigma_max or exp.train.sigma_max
         self.cfg = exp.configured(mixer)
         self.train, self.valid = pairs.read(data, "train"), pairs.read(data, "valid")
         self.model = Seq2Seq(self.cfg, exp.train.dropout)
         self.model.init_weights(exp.train.half_life_min, exp.train.half_life_max, seed)
         if self.cfg.has_sigma:
             for layer in self.model.model.layers:
-                torch.nn.init.constant_(layer.cross_attn.sigma, first_sigma)
+                torch.nn.init.constant_(layer.cross_attn.sigma, own.sigma)
         self.optimizers = optim.build(self.model, exp.train)
         self.step, self.seconds, self.cpu_seconds = 0, 0.0, 0.0
         self.curve: list[list] = []  # [step, validation loss]
@@ -255,6 +268,8 @@ class Run:
     def train_step(self) -> float:
         """Takes one optimizer step; returns the loss with label smoothing, in nats per token."""
         t, index = self.exp.train, self.batch()
+        for layer in self.model.model.layers:
+            layer.cross_attn.exact = self.step < self.exact_steps
         torch.manual_seed(self.seed * 1_000_003 + self.step)  # for dropout
         factor = optim.schedule(self.step, t)
         for o in self.optimizers:
@@ -284,8 +299,6 @@ class Run:
         last = min(t.steps, until or t.steps)
         bar = tqdm(total=t.steps, initial=self.step, desc=self.name, unit="step", dynamic_ncols=True, mininterval=5.0, disable=None)
         while self.step < last:
-            for layer in self.model.model.layers:
-                layer.cross_attn.exact = self.step < self.exact_steps
             clock, cpu = time.perf_counter(), time.process_time()
             self.recent.append(self.train_step())
             self.seconds += time.perf_counter() - clock
