@@ -11,7 +11,7 @@ use std::path::Path;
 use tidegate_model::checkpoint::{self, FileKind, Metadata, MetadataError};
 
 use super::error::OpenError;
-use crate::text::{ChatTemplate, TextError, Tokenizer};
+use crate::text::{ChatTemplate, TemplateSource, TemplateSources, TextError, Tokenizer};
 
 /// What llama.cpp's converter writes instead of a chat template if it has none.
 const NO_TEMPLATE: &str = "rwkv-world";
@@ -47,17 +47,22 @@ pub(super) fn text(
     if FileKind::of(file)? != FileKind::Gguf {
         let mut tokenizer = Tokenizer::of_file(file, vocabulary, vocab_size)?;
         tokenizer.end_with(eos);
-        let template = ChatTemplate::of_file(file, None, &tokenizer, Vec::new())?;
+        let template = ChatTemplate::of_file(file, None, &tokenizer)?;
         return Ok((tokenizer, template));
     }
     let metadata = checkpoint::metadata(file)?;
     let bad = |reason: String| TextError::Contents { path: file.into(), reason };
     let mut tokenizer = tokenizer(&metadata, vocab_size).map_err(bad)?;
     tokenizer.end_with(eos);
-    let source = metadata.text("tokenizer.chat_template").map_err(|error| bad(error.to_string()))?;
-    let source = source.filter(|source| *source != NO_TEMPLATE);
+    let source = |key: &str| {
+        let text = metadata.text(key).map_err(|error| bad(error.to_string()))?;
+        Ok::<_, TextError>(text.map(|text| TemplateSource { path: file.into(), text: text.into() }))
+    };
+    let default = source("tokenizer.chat_template")?.filter(|source| source.text != NO_TEMPLATE);
+    let with_tools = source("tokenizer.chat_template.tool_use")?;
     let tokens = template_tokens(&metadata).map_err(|error| bad(error.to_string()))?;
-    let template = ChatTemplate::of_file(file, source, &tokenizer, tokens)?;
+    let sources = default.map(|default| TemplateSources { default, with_tools, tokens });
+    let template = ChatTemplate::of_file(file, sources, &tokenizer)?;
     Ok((tokenizer, template))
 }
 

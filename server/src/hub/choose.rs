@@ -7,7 +7,12 @@ const TOKENIZER: &str = "tokenizer.json";
 /// The prefix and suffix of the file name of RWKV's vocabulary, which replaces `tokenizer.json`.
 const VOCABULARY: (&str, &str) = ("rwkv_vocab_v", ".txt");
 /// Files that are also read if they exist.
-const OPTIONAL: [&str; 3] = ["generation_config.json", "tokenizer_config.json", "chat_template.jinja"];
+const OPTIONAL: [&str; 4] = [
+    "generation_config.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "additional_chat_templates/tool_use.jinja",
+];
 
 /// File name endings of PyTorch's weights.
 const PYTORCH: [&str; 2] = [".bin", PTH];
@@ -180,9 +185,11 @@ mod tests {
                 Weights::One(SAFETENSORS),
             ),
             (
-                "chat_template.jinja config.json model-00001-of-00002.safetensors model-00002-of-00002.safetensors \
+                "additional_chat_templates/rag.jinja additional_chat_templates/tool_use.jinja chat_template.jinja config.json \
+                 model-00001-of-00002.safetensors model-00002-of-00002.safetensors \
                  model.safetensors.index.json tokenizer.json tokenizer.model tokenizer_config.json",
-                "config.json tokenizer_config.json chat_template.jinja tokenizer.json model.safetensors.index.json",
+                "config.json tokenizer_config.json chat_template.jinja additional_chat_templates/tool_use.jinja tokenizer.json \
+                 model.safetensors.index.json",
                 Weights::Listed,
             ),
             (

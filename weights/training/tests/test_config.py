@@ -42,10 +42,12 @@ def test_overrides(tmp_path):
     ({"attention": "hybrid", "sliding_window": 0}, "model.sliding_window: must be 1 or more"),
     ({"sliding_window": 8}, "model.sliding_window: must be absent if attention is rfa, found 8"),
     ({"attention": "hybrid", "sliding_window": 8, "feature_map": "favor"}, "model.feature_map: must be gaussian"),
-    ({"proj_dim": 0}, "model.proj_dim: must be 1 or more"),
+    ({"proj_dim": 0}, "model.proj_dim: must be 1 to 4096"),
+    ({"proj_dim": 4097}, "model.proj_dim: must be 1 to 4096"),
+    ({"conv_kernel": 17}, "model.conv_kernel: must be 0 for none, or 2 to 16"),
     ({"position_embedding": "alibi"}, "model.position_embedding: must be none or rope"),
     ({"position_embedding": "rope", "head_dim": 7}, "model.head_dim: must be even for rope"),
-    ({"conv_kernel": 1}, "model.conv_kernel: must be 0 for none, or 2 or more"),
+    ({"conv_kernel": 1}, "model.conv_kernel: must be 0 for none, or 2 to 16"),
 ])
 def test_an_impossible_model_is_refused(changes, message):
     with pytest.raises(ValueError, match=message):

@@ -13,6 +13,9 @@ OPTIMIZERS = ("adamw", "muon")
 DECAYS = ("cosine", "linear")
 PRECISIONS = ("auto", "f32", "tf32", "bf16")
 FEATURE_MAPS = ("gaussian", "arc_cosine", "elu", "favor")
+# What `tidegate-model` reads.
+MAX_VECTORS = 4096
+MAX_TAPS = 16
 
 
 @dataclass(frozen=True)
@@ -62,16 +65,16 @@ class ModelConfig:
             put("gate", False)
         if self.attention == "softmax" or self.feature_map == "elu":
             put("proj_dim", 0)
-        elif self.proj_dim < 1:
-            raise refuse("proj_dim", "1 or more with random matrices")
+        elif not 1 <= self.proj_dim <= MAX_VECTORS:
+            raise refuse("proj_dim", f"1 to {MAX_VECTORS} with random matrices")
         if not self.position_embedding:
             put("position_embedding", "none" if self.attention == "rfa" else "rope")
         if self.position_embedding not in ("none", "rope"):
             raise refuse("position_embedding", "none or rope")
         if self.position_embedding == "rope" and self.head_dim % 2:
             raise refuse("head_dim", "even for rope")
-        if self.conv_kernel < 0 or self.conv_kernel == 1:
-            raise refuse("conv_kernel", "0 for none, or 2 or more")
+        if self.conv_kernel != 0 and not 2 <= self.conv_kernel <= MAX_TAPS:
+            raise refuse("conv_kernel", f"0 for none, or 2 to {MAX_TAPS}")
 
     @property
     def has_sigma(self) -> bool:
@@ -105,8 +108,13 @@ class ModelConfig:
             head += self.features * (self.head_dim + 1) + 1 + (self.feature_map == "favor")
         if self.sliding_window is not None:
             head += self.sliding_window * (2 * self.head_dim + (self.attention == "hybrid" and self.gate))
-        taps = 3 * max(0, self.conv_kernel - 1) * self.head_dim
-        return self.num_hidden_layers * self.num_attention_heads * (head + taps)
+        return self.num_hidden_layers * self.num_attention_heads * head + self.conv_numbers
+
+    @property
+    def conv_numbers(self) -> int:
+        """The part of `state_numbers` that convolutions keep: their last inputs."""
+        heads = self.num_hidden_layers * self.num_attention_heads
+        return heads * 3 * max(0, self.conv_kernel - 1) * self.head_dim
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from . import features
 from .attention import MixerState
-from .config import ModelConfig
+from .config import MAX_VECTORS, ModelConfig
 from .encoder import EncoderBlock
 from .features import draw_matrices, numbers
 from .layers import CausalConv1d, RMSNorm, rotary_angles
@@ -54,7 +54,7 @@ class Seq2SeqConfig(ModelConfig):
             ("max_source_positions", 1 <= self.max_source_positions <= 65536, "1 to 65536"),
             ("decoder_start_token_id", 0 <= self.decoder_start_token_id < self.vocab_size, "below vocab_size"),
             ("cross_proj_dim", self.cross_proj_dim is None or self.proj_dim > 0, "absent without random vectors"),
-            ("cross_proj_dim", self.cross_proj_dim is None or self.cross_proj_dim > 0, "1 or more"),
+            ("cross_proj_dim", self.cross_proj_dim is None or 1 <= self.cross_proj_dim <= MAX_VECTORS, f"1 to {MAX_VECTORS}"),
         ):
             if not allowed:
                 raise ValueError(f"model.{key}: must be {bound}, found {getattr(self, key)!r}")

@@ -34,12 +34,13 @@ pub(super) struct Rendering<'a> {
 
 /// A compiled template.
 pub(super) struct Jinja {
+    source: String,
     environment: Environment<'static>,
 }
 
 impl Jinja {
     /// Compiles `source`. `variables` are defined in addition to the messages.
-    pub(super) fn compile(source: &str, variables: Vec<(&'static str, String)>) -> Result<Self, Error> {
+    pub(super) fn compile(source: String, variables: Vec<(&'static str, String)>) -> Result<Self, Error> {
         let mut environment = Environment::new();
         environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
         environment.set_fuel(Some(MAX_STEPS));
@@ -52,8 +53,13 @@ impl Jinja {
         for (name, value) in variables {
             environment.add_global(name, value);
         }
-        environment.add_template_owned(NAME, without_generation_tags(source))?;
-        Ok(Self { environment })
+        environment.add_template_owned(NAME, without_generation_tags(&source))?;
+        Ok(Self { source, environment })
+    }
+
+    /// Returns the source as it was compiled.
+    pub(super) fn source(&self) -> &str {
+        &self.source
     }
 
     /// Renders a conversation.
@@ -215,7 +221,7 @@ mod tests {
         let messages = [Message { role: "user".into(), content, ..Message::default() }];
         let now = DateTime::from_timestamp(1_700_000_000, 0).unwrap();
         let conversation = Rendering { messages: &messages, input: TemplateInput::default(), now };
-        Jinja::compile(source, Vec::new()).unwrap().render(conversation)
+        Jinja::compile(source.into(), Vec::new()).unwrap().render(conversation)
     }
 
     #[test]

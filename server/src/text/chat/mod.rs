@@ -2,8 +2,10 @@
 
 mod jinja;
 mod message;
+mod sources;
 mod template;
 mod world;
 
 pub use message::{ChatError, Message, TemplateInput};
+pub use sources::{TemplateSource, TemplateSources};
 pub use template::{After, ChatTemplate};

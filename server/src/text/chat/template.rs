@@ -4,17 +4,13 @@
 use std::path::Path;
 
 use chrono::Utc;
-use serde::Deserialize;
-use serde_json::{Map, Value};
 
 use super::jinja::{Jinja, Rendering};
 use super::message::{ChatError, Message, TemplateInput};
+use super::sources::{TemplateSource, TemplateSources};
 use super::world;
 use crate::text::error::TextError;
-use crate::text::tokenizer::{SpecialToken, Tokenizer, optional_json};
-
-/// Special tokens of `tokenizer_config.json` that templates may name.
-const TOKENS: [&str; 7] = ["bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token"];
+use crate::text::tokenizer::Tokenizer;
 
 /// Input for a text after which no answer follows.
 const CLOSED: TemplateInput<'static> = TemplateInput { tools: None, variables: None, closed: true, prefill: None };
@@ -30,98 +26,70 @@ pub enum After {
 
 /// A compiled chat template of a checkpoint.
 pub struct ChatTemplate {
-    source: String,
     jinja: Jinja,
+    /// Used instead for conversations with tools.
+    with_tools: Option<Jinja>,
     turns: &'static [&'static str],
 }
 
 impl ChatTemplate {
-    /// Loads the template of the checkpoint in `folder`: the file `chat_template.jinja`, or else `chat_template` in
-    /// `tokenizer_config.json` (a string, or a list of named templates with a `default`), in the order of
-    /// `transformers`. Returns `None` if there is neither.
+    /// Compiles templates.
     ///
     /// # Errors
-    /// A file cannot be read or parsed, or the template does not compile.
-    pub fn load(folder: &Path) -> Result<Option<Self>, TextError> {
-        let config = folder.join("tokenizer_config.json");
-        let bad = |reason: String| TextError::Contents { path: config.clone(), reason };
-        let mut values: Map<String, Value> = optional_json(&config)?.unwrap_or_default();
-        let mut tokens = Vec::new();
-        for name in TOKENS {
-            let token = values.remove(name).map(Option::<SpecialToken>::deserialize).transpose();
-            let token =
-                token.map_err(|_| bad(format!("{name} must be a text, or an object with the text as content")))?;
-            tokens.extend(token.flatten().map(|token| (name, token.into_text())));
-        }
-        let template = values.remove("chat_template").map(Option::<Templates>::deserialize).transpose();
-        let template = template.map_err(|error| bad(error.to_string()))?.flatten();
-        let file = folder.join("chat_template.jinja");
-        let (path, source) = match (std::fs::read_to_string(&file), template) {
-            (Ok(source), _) => (file, source),
-            (Err(error), _) if error.kind() != std::io::ErrorKind::NotFound => {
-                return Err(TextError::Read { path: file, source: error });
-            }
-            (Err(_), None) => return Ok(None),
-            (Err(_), Some(Templates::One(source))) => (config, source),
-            (Err(_), Some(Templates::Named(list))) => {
-                let default = list.into_iter().find(|named| named.name == "default");
-                let default = default.ok_or_else(|| bad("chat_template must have a template named default".into()))?;
-                (config, default.template)
-            }
+    /// A template does not compile.
+    pub fn new(sources: TemplateSources) -> Result<Self, TextError> {
+        let TemplateSources { default, with_tools, tokens } = sources;
+        let compiled = |TemplateSource { path, text }: TemplateSource| {
+            let failed = |error| TextError::Contents { path, reason: format!("chat template: {error}") };
+            Jinja::compile(text, tokens.clone()).map_err(failed)
         };
-        let jinja = Jinja::compile(&source, tokens);
-        let jinja = jinja.map_err(|error| TextError::Contents { path, reason: format!("chat template: {error}") })?;
-        Ok(Some(Self { source, jinja, turns: &[] }))
+        Ok(Self { jinja: compiled(default)?, with_tools: with_tools.map(compiled).transpose()?, turns: &[] })
     }
 
-    /// Loads a template like [`Self::load`]. If there is none and the tokenizer is RWKV's, uses the format that RWKV
+    /// Loads the templates of the checkpoint in `folder`, which [`TemplateSources::find`] finds.
+    ///
+    /// # Errors
+    /// A file cannot be read or parsed, or a template does not compile.
+    pub fn load(folder: &Path) -> Result<Option<Self>, TextError> {
+        TemplateSources::find(folder)?.map(Self::new).transpose()
+    }
+
+    /// Loads templates like [`Self::load`]. If there is none and the tokenizer is RWKV's, uses the format that RWKV
     /// publishes.
     ///
     /// # Errors
     /// As for [`Self::load`].
     pub fn load_for(folder: &Path, tokenizer: &Tokenizer) -> Result<Option<Self>, TextError> {
-        let own = Self::load(folder)?;
+        Self::of(folder, TemplateSources::find(folder)?, tokenizer)
+    }
+
+    /// Loads templates like [`Self::load_for`], for a model in a single file. `sources` are those in that file, if any.
+    ///
+    /// # Errors
+    /// A template does not compile.
+    pub fn of_file(
+        path: &Path,
+        mut sources: Option<TemplateSources>,
+        tokenizer: &Tokenizer,
+    ) -> Result<Option<Self>, TextError> {
+        if let (Some(sources), Some(separator)) = (&mut sources, tokenizer.world_separator()) {
+            // RWKV's only special token both begins and ends texts.
+            sources.tokens = ["bos_token", "eos_token"].map(|name| (name, separator.to_owned())).into();
+        }
+        Self::of(path, sources, tokenizer)
+    }
+
+    fn of(path: &Path, sources: Option<TemplateSources>, tokenizer: &Tokenizer) -> Result<Option<Self>, TextError> {
+        let own = sources.map(Self::new).transpose()?;
         let Some(separator) = tokenizer.world_separator() else { return Ok(own) };
         let mut template = match own {
             Some(own) => own,
             None => Self::world(separator).map_err(|error| TextError::Contents {
-                path: folder.into(),
+                path: path.into(),
                 reason: format!("chat template: {error}"),
             })?,
         };
-        if template.source.contains(world::USER) {
-            template.turns = world::TURNS;
-        }
-        Ok(Some(template))
-    }
-
-    /// Loads a template like [`Self::load_for`], for a model in a single file. `source` is the template in that file,
-    /// if any.
-    ///
-    /// # Errors
-    /// The template does not compile.
-    pub fn of_file(
-        path: &Path,
-        source: Option<&str>,
-        tokenizer: &Tokenizer,
-        tokens: Vec<(&'static str, String)>,
-    ) -> Result<Option<Self>, TextError> {
-        let bad = |error: minijinja::Error| {
-            let reason = format!("chat template: {error}");
-            TextError::Contents { path: path.into(), reason }
-        };
-        let separator = tokenizer.world_separator();
-        let mut template = match (source, separator) {
-            (Some(source), _) => {
-                // RWKV's only special token both begins and ends texts.
-                let only = |token: &str| ["bos_token", "eos_token"].map(|name| (name, token.to_owned())).into();
-                let jinja = Jinja::compile(source, separator.map_or(tokens, only)).map_err(bad)?;
-                Self { source: source.into(), jinja, turns: &[] }
-            }
-            (None, Some(separator)) => Self::world(separator).map_err(bad)?,
-            (None, None) => return Ok(None),
-        };
-        if separator.is_some() && template.source.contains(world::USER) {
+        if template.jinja.source().contains(world::USER) {
             template.turns = world::TURNS;
         }
         Ok(Some(template))
@@ -129,9 +97,8 @@ impl ChatTemplate {
 
     /// Creates the template for RWKV's World and G1 models. `separator` is the special token between two texts.
     fn world(separator: &str) -> Result<Self, minijinja::Error> {
-        let source = world::SOURCE.to_owned();
-        let jinja = Jinja::compile(&source, vec![("separator", separator.to_owned())])?;
-        Ok(Self { source, jinja, turns: world::TURNS })
+        let jinja = Jinja::compile(world::SOURCE.into(), vec![("separator", separator.to_owned())])?;
+        Ok(Self { jinja, with_tools: None, turns: world::TURNS })
     }
 
     /// Returns the strings that begin the next turn: an answer ends before them.
@@ -142,17 +109,27 @@ impl ChatTemplate {
     /// Whether answers may begin with reasoning in `<think>…</think>`, because the template writes or reads it or the
     /// model family does.
     pub fn has_reasoning(&self) -> bool {
-        !self.turns.is_empty() || self.source.contains("think>")
+        !self.turns.is_empty() || self.any_contains("think>")
     }
 
     /// Whether a prompt depends on the time at which it is rendered.
     pub fn reads_clock(&self) -> bool {
-        self.source.contains("strftime_now")
+        self.any_contains("strftime_now")
     }
 
-    /// Returns the template's source.
+    /// Returns the source of the template for conversations without tools.
     pub fn source(&self) -> &str {
-        &self.source
+        self.jinja.source()
+    }
+
+    fn any_contains(&self, part: &str) -> bool {
+        [Some(&self.jinja), self.with_tools.as_ref()].into_iter().flatten().any(|jinja| jinja.source().contains(part))
+    }
+
+    /// Renders with the template for the input.
+    fn rendered(&self, conversation: Rendering) -> Result<String, ChatError> {
+        let with_tools = self.with_tools.as_ref().filter(|_| conversation.input.tools.is_some());
+        with_tools.unwrap_or(&self.jinja).render(conversation)
     }
 
     /// Renders a whole conversation, followed by the beginning of the assistant's answer.
@@ -168,7 +145,7 @@ impl ChatTemplate {
     /// # Errors
     /// As for [`Self::render`].
     pub fn render_with(&self, messages: &[Message], input: TemplateInput) -> Result<String, ChatError> {
-        self.jinja.render(Rendering { messages, input, now: Utc::now() })
+        self.rendered(Rendering { messages, input, now: Utc::now() })
     }
 
     /// Renders a conversation to be stored, to which messages can be added later.
@@ -179,7 +156,7 @@ impl ChatTemplate {
     pub fn render_closed(&self, messages: &[Message]) -> Result<String, ChatError> {
         let now = Utc::now();
         let (stem, marked) = marked(messages);
-        let whole = |messages| self.jinja.render(Rendering { messages, input: CLOSED, now });
+        let whole = |messages| self.rendered(Rendering { messages, input: CLOSED, now });
         shown(messages, &stem, &whole(&marked)?)?;
         whole(messages)
     }
@@ -235,7 +212,7 @@ impl ChatTemplate {
         let user_last = after == After::Messages && messages.first().is_none_or(|first| first.role == "assistant");
         let stored = if user_last { vec![user] } else { vec![user, answer] };
         let whole = [stored.as_slice(), messages].concat();
-        let whole = self.jinja.render(Rendering { messages: &whole, ..more })?;
+        let whole = self.rendered(Rendering { messages: &whole, ..more })?;
         match after {
             After::Answer => match whole.split_once(&answer_mark) {
                 Some((_, rest)) if !rest.contains(&answer_mark) => Ok(rest.into()),
@@ -243,25 +220,11 @@ impl ChatTemplate {
             },
             After::Messages => {
                 let input = TemplateInput { closed: true, ..more.input };
-                let closed = self.jinja.render(Rendering { messages: &stored, input, ..more })?;
+                let closed = self.rendered(Rendering { messages: &stored, input, ..more })?;
                 whole.strip_prefix(&closed).map(Into::into).ok_or(ChatError::NotAppendable)
             }
         }
     }
-}
-
-/// The value of `chat_template`, in Hugging Face's format.
-#[derive(Deserialize)]
-#[serde(untagged, expecting = "chat_template must be a text, or a list of objects with name and template")]
-enum Templates {
-    One(String),
-    Named(Vec<Named>),
-}
-
-#[derive(Deserialize)]
-struct Named {
-    name: String,
-    template: String,
 }
 
 fn message(role: &str, content: String) -> Message {
@@ -300,65 +263,5 @@ fn shown(messages: &[Message], stem: &str, text: &str) -> Result<(), ChatError> 
     match found.iter().position(|found| !found) {
         Some(at) => Err(ChatError::Hidden { at, role: messages[at].role.clone() }),
         None => Ok(()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn write(folder: &Path, config: &Value) {
-        std::fs::write(folder.join("tokenizer_config.json"), config.to_string()).unwrap();
-    }
-
-    fn load(folder: &Path) -> String {
-        let template = ChatTemplate::load(folder).unwrap().expect("there is a template");
-        template.render(&[message("user", "Hi".into())]).unwrap()
-    }
-
-    fn complaint(folder: &Path) -> String {
-        ChatTemplate::load(folder).err().expect("the template is wrong").to_string()
-    }
-
-    #[test]
-    fn a_template_is_found_wherever_checkpoints_put_it() {
-        let folder = tempfile::tempdir().unwrap();
-        let folder = folder.path();
-        assert!(ChatTemplate::load(folder).unwrap().is_none());
-        write(folder, &serde_json::json!({"bos_token": {"content": "<s>"}, "chat_template": null}));
-        assert!(ChatTemplate::load(folder).unwrap().is_none());
-        let named = |name: &str| serde_json::json!({"name": name, "template": name});
-        write(folder, &serde_json::json!({"chat_template": [named("tool_use"), named("default")]}));
-        assert_eq!(load(folder), "default");
-        write(folder, &serde_json::json!({"eos_token": "</s>", "chat_template": "{{ eos_token }}text"}));
-        assert_eq!(load(folder), "</s>text");
-        // The file comes first, as in `transformers`: a repository may have mended its template there.
-        std::fs::write(folder.join("chat_template.jinja"), "{{ bos_token }}file{{ eos_token }}").unwrap();
-        assert_eq!(load(folder), "file</s>");
-    }
-
-    #[test]
-    fn errors_name_the_file_of_a_broken_template() {
-        let folder = tempfile::tempdir().unwrap();
-        let folder = folder.path();
-        std::fs::write(folder.join("chat_template.jinja"), "line\n{% for %}").unwrap();
-        let error = complaint(folder);
-        assert!(error.contains("chat_template.jinja: chat template: syntax error"), "{error}");
-        assert!(error.contains("chat_template:2"), "the line: {error}");
-        std::fs::remove_file(folder.join("chat_template.jinja")).unwrap();
-        for (config, part) in [
-            (serde_json::json!({"chat_template": "{{ a"}), "chat template: syntax error"),
-            (serde_json::json!({"chat_template": "(".repeat(3) + "{{ " + &"(".repeat(1000)}), "chat template: "),
-            (serde_json::json!({"chat_template": 7}), "chat_template must be a text, or a list"),
-            (
-                serde_json::json!({"chat_template": [{"name": "tool_use", "template": ""}]}),
-                "must have a template named default",
-            ),
-            (serde_json::json!({"bos_token": 7}), "bos_token must be a text"),
-        ] {
-            write(folder, &config);
-            let error = complaint(folder);
-            assert!(error.contains("tokenizer_config.json: ") && error.contains(part), "{error}");
-        }
     }
 }

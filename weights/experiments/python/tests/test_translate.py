@@ -206,7 +206,7 @@ def test_runs_are_made_once_and_merged(made, tmp_path, capsys):
     ("data.max_target=3", "data.max_target: must be at least the longest text's"),
     ("model.vocab_size=258", "model.vocab_size: must be at least the tokenizer's"),
     ("model.gate=false", "are each mixer's own"), ("train.dropout=1.0", "train.dropout: must be at least 0 and below 1"),
-    ('train.mixers=["elu"]', "train.mixers: must be some of softmax, rfa-gate"), ("train.steps=0", "train.steps: must be 1 or more"),
+    ('train.mixers=["elu"]', "train.mixers: must be some of softmax, softmax-conv, rfa-gate"), ("train.steps=0", "train.steps: must be 1 or more"),
     ("model.encoder_layers=0", "model.encoder_layers: must be 1 to 1024")])
 def test_errors_take_one_line(made, tmp_path, capsys, override, says):
     at, _ = made
@@ -219,3 +219,8 @@ def test_the_shipped_configuration_loads():
     exp = translate.load(Path(__file__).parent.parent / "configs" / "translate-multi30k.toml")
     softmax, rfa = (exp.configured(mixer) for mixer in ("softmax", "rfa-gate"))
     assert softmax.sliding_window == exp.data.max_target and rfa.gate and rfa.features == 128
+    conv = exp.configured("softmax-conv")
+    assert (conv.sliding_window, conv.conv_kernel) == (exp.data.max_target, 4)
+    pair = pairs.Pairs([[0, 5]], [[6, 7]])  # 6 tokens with their marks
+    assert translate.filled(softmax, pair) == 4 * 4 * 4 * 2 * 32 * 6
+    assert translate.filled(conv, pair) == translate.filled(softmax, pair) + 4 * 4 * 4 * 3 * 3 * 32

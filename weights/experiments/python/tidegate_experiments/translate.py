@@ -54,10 +54,12 @@ class Mixer:
 
 
 # The encoder is always softmax.
+SOFTMAX = {"attention": "softmax", "gate": False}
 RFA = {"attention": "rfa", "gate": True}
 CROSS = RFA | {"feature_map": "gaussian", "cross_proj_dim": 512}
 MIXERS = {
-    "softmax": Mixer({"attention": "softmax", "gate": False}),
+    "softmax": Mixer(SOFTMAX),
+    "softmax-conv": Mixer(SOFTMAX | {"conv_kernel": 4}),
     "rfa-gate": Mixer(RFA),
     "rfa-gate-sigma-2.0": Mixer(RFA, sigma_max=2.0),
     "rfa-gate-sigma-2.5": Mixer(RFA, sigma_max=2.5),
@@ -152,7 +154,7 @@ class Experiment:
         """Returns the model of one mixer; softmax sees the whole target, and arc-cosine has as many features as sine and
         cosine."""
         own = MIXERS[mixer].model
-        window = self.data.max_target if mixer == "softmax" else None
+        window = self.data.max_target if own["attention"] == "softmax" else None
         vectors = compare.vectors(own.get("feature_map", "gaussian"), self.model.proj_dim)
         return dataclasses.replace(self.model, **{"sliding_window": window, "proj_dim": vectors} | own)
 
@@ -319,7 +321,8 @@ def filled(cfg: Seq2SeqConfig, given: Pairs) -> int:
     if cfg.attention == "rfa":
         return 4 * cfg.state_numbers
     tokens = sum(len(x) + 1 for x in [*given.source, *given.target]) / len(given)
-    return round(4 * cfg.num_hidden_layers * cfg.num_attention_heads * 2 * cfg.head_dim * tokens)
+    keys = cfg.num_hidden_layers * cfg.num_attention_heads * 2 * cfg.head_dim * tokens
+    return round(4 * (keys + cfg.conv_numbers))
 
 
 def run_one(exp: Experiment, mixer: str, seed: int, data: Path, out: Path, command: str) -> None:
