@@ -12,6 +12,7 @@ use tidegate_server::api::{Loader, ModelSource};
 use tidegate_server::checkpoint::{self, Files, OpenOptions};
 use tidegate_server::engine::EngineThread;
 use tidegate_server::session::Store;
+use tidegate_server::text::TOOL_TEMPLATE;
 
 use crate::cli::{ModelArgs, ServeArgs};
 use crate::place::{At, Place};
@@ -161,7 +162,8 @@ pub(crate) fn sources(models: Vec<Named>) -> Result<Vec<ModelSource>> {
 /// Returns a hash that changes with the names, sizes and times of the model's files and of its vocabulary.
 fn stamp(model: &Path, vocabulary: Option<&Path>) -> u64 {
     let mut files: Vec<PathBuf> = match model.read_dir() {
-        Ok(entries) => entries.flatten().map(|entry| entry.path()).collect(),
+        // Of subfolders, only the file that the server reads counts.
+        Ok(entries) => entries.flatten().map(|entry| entry.path()).chain([model.join(TOOL_TEMPLATE)]).collect(),
         Err(_) => vec![model.into()],
     };
     files.extend(vocabulary.map(Path::to_path_buf));
@@ -306,7 +308,10 @@ mod tests {
         let (models, vocabulary) = (folder(&["m"]), tempfile::NamedTempFile::new().unwrap());
         let (folder, file) = (models.path().join("m"), models.path().join("a.gguf"));
         std::fs::write(&file, "").unwrap();
-        for (model, part) in [(&file, file.clone()), (&folder, folder.join("config.json"))] {
+        std::fs::create_dir(folder.join("additional_chat_templates")).unwrap();
+        std::fs::write(folder.join(TOOL_TEMPLATE), "").unwrap();
+        let (config, template) = (folder.join("config.json"), folder.join(TOOL_TEMPLATE));
+        for (model, part) in [(&file, file.clone()), (&folder, config), (&folder, template)] {
             let stamps = || [None, Some(vocabulary.path())].map(|vocabulary| stamp(model, vocabulary));
             let [alone, with] = stamps();
             assert_ne!(alone, with);

@@ -151,6 +151,8 @@ pub struct Draft {
 /// them.
 const BESIDE: [&str; 6] =
     ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja", CARD];
+/// Also copied if it exists, into a folder of the same name.
+const WITH_TOOLS: [&str; 2] = ["additional_chat_templates", "tool_use.jinja"];
 const PICTURES: [&str; 4] = ["png", "jpg", "jpeg", "svg"];
 const CARD: &str = "README.md";
 
@@ -266,6 +268,12 @@ impl Draft {
             {
                 std::fs::copy(&path, self.folder.join(&name)).map_err(io(&path))?;
             }
+        }
+        let [folder, name] = WITH_TOOLS;
+        let (template, folder) = (model.join(folder).join(name), self.folder.join(folder));
+        if template.is_file() {
+            std::fs::create_dir(&folder).map_err(io(&folder))?;
+            std::fs::copy(&template, folder.join(name)).map_err(io(&template))?;
         }
         Ok(())
     }

@@ -13,7 +13,7 @@ use tidegate_model::checkpoint::{self, FileKind};
 
 use super::error::OpenError;
 use crate::session::{Fingerprint, hex};
-use crate::text::{tokenizer_file, vocabulary_of_file};
+use crate::text::{TOOL_TEMPLATE, tokenizer_file, vocabulary_of_file};
 
 /// The digests of a checkpoint's files.
 pub(super) struct Digests {
@@ -21,7 +21,7 @@ pub(super) struct Digests {
     weights: [u8; 32],
     tokenizer: [u8; 32],
     /// The digests of the recommended settings and the chat templates.
-    beside: [[u8; 32]; 3],
+    beside: [[u8; 32]; 4],
 }
 
 impl Digests {
@@ -57,8 +57,12 @@ impl Digests {
             [of(&folder.join("config.json"))?, weights, of(&tokenizer_file(folder))?]
         };
         let beside = |name: &str| of(&folder.join(name));
-        let beside =
-            [beside("generation_config.json")?, beside("tokenizer_config.json")?, beside("chat_template.jinja")?];
+        let beside = [
+            beside("generation_config.json")?,
+            beside("tokenizer_config.json")?,
+            beside("chat_template.jinja")?,
+            beside(TOOL_TEMPLATE)?,
+        ];
         Ok(Self { architecture, weights, tokenizer, beside })
     }
 
@@ -186,8 +190,14 @@ mod tests {
         assert!(mamba != rwkv && mamba != quantised.architecture);
         let system = |model: &Fingerprint, class: &str| digests().system(model, class);
         assert_ne!(system(&quantised, "cpu"), system(&otherwise, "cpu"));
-        // Another device may give another text, but continues the same sessions.
+        // Another device may give another text, but continues the same sessions; so may other files beside the weights.
         assert_ne!(system(&quantised, "cpu"), system(&quantised, "cuda NVIDIA H200"));
+        std::fs::create_dir(folder.path().join("additional_chat_templates")).unwrap();
+        for name in ["generation_config.json", "tokenizer_config.json", "chat_template.jinja", TOOL_TEMPLATE] {
+            let before = system(&quantised, "cpu");
+            write(name, "other");
+            assert_ne!(system(&quantised, "cpu"), before, "{name}");
+        }
     }
 
     #[test]

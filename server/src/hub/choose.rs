@@ -2,17 +2,14 @@
 
 use tidegate_model::checkpoint::{GGUF, INDEX, SAFETENSORS};
 
+use crate::text::TOOL_TEMPLATE;
+
 pub(super) const CONFIG: &str = "config.json";
 const TOKENIZER: &str = "tokenizer.json";
 /// The prefix and suffix of the file name of RWKV's vocabulary, which replaces `tokenizer.json`.
 const VOCABULARY: (&str, &str) = ("rwkv_vocab_v", ".txt");
 /// Files that are also read if they exist.
-const OPTIONAL: [&str; 4] = [
-    "generation_config.json",
-    "tokenizer_config.json",
-    "chat_template.jinja",
-    "additional_chat_templates/tool_use.jinja",
-];
+const OPTIONAL: [&str; 4] = ["generation_config.json", "tokenizer_config.json", "chat_template.jinja", TOOL_TEMPLATE];
 
 /// File name endings of PyTorch's weights.
 const PYTORCH: [&str; 2] = [".bin", PTH];

@@ -26,7 +26,9 @@ mod world_file;
 
 pub use bounded::Around;
 pub use byte_pairs::BytePairs;
-pub use chat::{After, ChatError, ChatTemplate, Message, TemplateInput, TemplateSource, TemplateSources};
+pub use chat::{
+    After, ChatError, ChatTemplate, Message, TOOL_TEMPLATE, TemplateInput, TemplateSource, TemplateSources,
+};
 pub use detokenizer::Detokenizer;
 pub use diff::{Edit, MAX_DIFF_WORDS, TooDifferent, diff};
 pub use encoder::{Encode, Pace};

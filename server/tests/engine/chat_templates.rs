@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use proptest::prelude::*;
 use serde_json::json;
-use tidegate_server::text::{After, ChatError, ChatTemplate, Message};
+use tidegate_server::text::{After, ChatError, ChatTemplate, Message, TemplateInput};
 
 const ALTERNATING: &str = include_str!("templates/alternating.jinja");
 const HEADED: &str = include_str!("templates/headed.jinja");
@@ -192,6 +192,27 @@ fn a_huge_text_is_refused() {
         error.to_string(),
         "the rendered chat must be at most 67108864 bytes long, and these messages give more"
     );
+}
+
+#[test]
+fn messages_are_added_with_the_template_for_tools() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = json!({"chat_template": [
+        {"name": "default", "template": "{% for m in messages %}{{ m.content }};{% endfor %}"},
+        {"name": "tool_use", "template": "{{ tools[0] }}:{% for m in messages %}{{ m.content }}!{% endfor %}"},
+    ]});
+    fs::write(folder.path().join("tokenizer_config.json"), config.to_string()).unwrap();
+    let (template, tools) = (ChatTemplate::load(folder.path()).unwrap().unwrap(), json!(["wrench"]));
+    for (tools, after, added) in [
+        (None, After::Answer, ";Go on;"),
+        (None, After::Messages, "Go on;"),
+        (Some(&tools), After::Answer, "!Go on!"),
+        (Some(&tools), After::Messages, "Go on!"),
+    ] {
+        let input = TemplateInput { tools, ..TemplateInput::default() };
+        let text = template.render_more_with(&[message("user", "Go on")], input, after).unwrap();
+        assert_eq!(text, added, "{after:?}");
+    }
 }
 
 #[test]

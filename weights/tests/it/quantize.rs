@@ -161,7 +161,7 @@ fn a_failure_leaves_no_files() {
 }
 
 #[test]
-fn licenses_are_copied_and_leftovers_of_killed_runs_do_not_disturb() {
+fn licenses_and_templates_are_copied_and_leftovers_of_killed_runs_do_not_disturb() {
     let place = tempfile::tempdir().unwrap();
     let (model, out) = (place.path().join("model"), place.path().join("out"));
     std::fs::create_dir(&model).unwrap();
@@ -169,6 +169,9 @@ fn licenses_are_copied_and_leftovers_of_killed_runs_do_not_disturb() {
         std::fs::copy(fixture("tiny").join(name), model.join(name)).unwrap();
     }
     std::fs::write(model.join("LICENSE"), "yours").unwrap();
+    let template = "additional_chat_templates/tool_use.jinja";
+    std::fs::create_dir(model.join("additional_chat_templates")).unwrap();
+    std::fs::write(model.join(template), "{{ tools }}").unwrap();
     // A model card in Latin-1.
     std::fs::write(model.join("README.md"), b"na\xefve").unwrap();
     let options = QuantizeOptions { model: &model, to: WeightType::Q8_0, out: &out };
@@ -176,7 +179,8 @@ fn licenses_are_copied_and_leftovers_of_killed_runs_do_not_disturb() {
     let left = killed.folder().to_owned();
     std::mem::forget(killed);
     Draft::write(&options, &mut |_| ()).unwrap().finish(None).unwrap();
-    assert_eq!(names(&out), ["LICENSE", "README.md", "config.json", "model.gguf"]);
+    assert_eq!(names(&out), ["LICENSE", "README.md", "additional_chat_templates", "config.json", "model.gguf"]);
+    assert_eq!(std::fs::read_to_string(out.join(template)).unwrap(), "{{ tools }}");
     assert!(std::fs::read_to_string(out.join("README.md")).unwrap().contains("na\u{fffd}ve"));
     assert!(left.exists());
     assert_eq!(names(place.path()).len(), 3);

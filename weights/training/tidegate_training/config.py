@@ -13,7 +13,7 @@ OPTIMIZERS = ("adamw", "muon")
 DECAYS = ("cosine", "linear")
 PRECISIONS = ("auto", "f32", "tf32", "bf16")
 FEATURE_MAPS = ("gaussian", "arc_cosine", "elu", "favor")
-# What `tidegate-model` reads.
+# The largest `proj_dim` and `conv_kernel` that `tidegate-model` loads.
 MAX_VECTORS = 4096
 MAX_TAPS = 16
 

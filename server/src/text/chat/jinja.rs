@@ -57,7 +57,7 @@ impl Jinja {
         Ok(Self { source, environment })
     }
 
-    /// Returns the source as it was compiled.
+    /// Returns the source that was given to [`Self::compile`].
     pub(super) fn source(&self) -> &str {
         &self.source
     }

@@ -7,5 +7,5 @@ mod template;
 mod world;
 
 pub use message::{ChatError, Message, TemplateInput};
-pub use sources::{TemplateSource, TemplateSources};
+pub use sources::{TOOL_TEMPLATE, TemplateSource, TemplateSources};
 pub use template::{After, ChatTemplate};

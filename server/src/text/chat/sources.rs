@@ -11,8 +11,8 @@ use crate::text::tokenizer::{SpecialToken, optional_json};
 /// Special tokens of `tokenizer_config.json` that templates may name.
 const TOKENS: [&str; 7] = ["bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token"];
 
-/// The template for conversations with tools, in the folder of `chat_template.jinja`.
-const WITH_TOOLS: &str = "additional_chat_templates/tool_use.jinja";
+/// The template for requests with tools, in the folder of `chat_template.jinja`.
+pub const TOOL_TEMPLATE: &str = "additional_chat_templates/tool_use.jinja";
 
 /// A template, not yet compiled.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,7 +28,7 @@ pub struct TemplateSource {
 pub struct TemplateSources {
     /// The template.
     pub default: TemplateSource,
-    /// The template for conversations with tools, if they have their own.
+    /// The template for requests whose answer may call tools, if they have their own.
     pub with_tools: Option<TemplateSource>,
     /// The special tokens that templates may name.
     pub tokens: Vec<(&'static str, String)>,
@@ -37,8 +37,8 @@ pub struct TemplateSources {
 impl TemplateSources {
     /// Reads the templates of the checkpoint in `folder`: the file `chat_template.jinja`, or else `chat_template` in
     /// `tokenizer_config.json` (a string, or a list of named templates with a `default`), in the order of
-    /// `transformers`. Returns `None` if there is neither. The one for conversations with tools is
-    /// `additional_chat_templates/tool_use.jinja` beside the file, or `tool_use` in the list.
+    /// `transformers`. Returns `None` if there is neither. The template for tools is [`TOOL_TEMPLATE`] beside the
+    /// file, or `tool_use` in the list.
     ///
     /// # Errors
     /// A file cannot be read or parsed.
@@ -57,7 +57,7 @@ impl TemplateSources {
         let listed = listed.map_err(|error| bad(error.to_string()))?.flatten();
         let within = |text| TemplateSource { path: config.clone(), text };
         let (default, with_tools) = match (read(folder.join("chat_template.jinja"))?, listed) {
-            (Some(file), _) => (file, read(folder.join(WITH_TOOLS))?),
+            (Some(file), _) => (file, read(folder.join(TOOL_TEMPLATE))?),
             (None, Some(Templates::One(text))) => (within(text), None),
             (None, Some(Templates::Named(mut list))) => {
                 let mut named = |name: &str| {
@@ -136,7 +136,7 @@ mod tests {
         std::fs::write(folder.join("chat_template.jinja"), "{{ bos_token }}file{{ eos_token }}").unwrap();
         assert_eq!(written(folder), ["file</s>", "file</s>"]);
         std::fs::create_dir(folder.join("additional_chat_templates")).unwrap();
-        std::fs::write(folder.join(WITH_TOOLS), "{{ tools[0] }}{{ eos_token }}").unwrap();
+        std::fs::write(folder.join(TOOL_TEMPLATE), "{{ tools[0] }}{{ eos_token }}").unwrap();
         assert_eq!(written(folder), ["file</s>", "wrench</s>"]);
     }
 
@@ -161,7 +161,7 @@ mod tests {
                 serde_json::json!({"chat_template": [
                     {"name": "default", "template": ""}, {"name": "tool_use", "template": "{{ a"}
                 ]}),
-                "chat template: syntax error",
+                "chat template tool_use: syntax error",
             ),
             (serde_json::json!({"bos_token": 7}), "bos_token must be a text"),
         ] {

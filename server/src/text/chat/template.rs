@@ -27,7 +27,7 @@ pub enum After {
 /// A compiled chat template of a checkpoint.
 pub struct ChatTemplate {
     jinja: Jinja,
-    /// Used instead for conversations with tools.
+    /// Used instead for requests whose answer may call tools.
     with_tools: Option<Jinja>,
     turns: &'static [&'static str],
 }
@@ -39,11 +39,12 @@ impl ChatTemplate {
     /// A template does not compile.
     pub fn new(sources: TemplateSources) -> Result<Self, TextError> {
         let TemplateSources { default, with_tools, tokens } = sources;
-        let compiled = |TemplateSource { path, text }: TemplateSource| {
-            let failed = |error| TextError::Contents { path, reason: format!("chat template: {error}") };
+        let compiled = |TemplateSource { path, text }: TemplateSource, name: &str| {
+            let failed = |error| TextError::Contents { path, reason: format!("{name}: {error}") };
             Jinja::compile(text, tokens.clone()).map_err(failed)
         };
-        Ok(Self { jinja: compiled(default)?, with_tools: with_tools.map(compiled).transpose()?, turns: &[] })
+        let with_tools = with_tools.map(|source| compiled(source, "chat template tool_use")).transpose()?;
+        Ok(Self { jinja: compiled(default, "chat template")?, with_tools, turns: &[] })
     }
 
     /// Loads the templates of the checkpoint in `folder`, which [`TemplateSources::find`] finds.
@@ -106,24 +107,29 @@ impl ChatTemplate {
         self.turns
     }
 
-    /// Whether answers may begin with reasoning in `<think>…</think>`, because the template writes or reads it or the
+    /// Whether answers may begin with reasoning in `<think>…</think>`, because a template writes or reads it or the
     /// model family does.
     pub fn has_reasoning(&self) -> bool {
         !self.turns.is_empty() || self.any_contains("think>")
     }
 
-    /// Whether a prompt depends on the time at which it is rendered.
+    /// Whether a prompt may depend on the time at which it is rendered.
     pub fn reads_clock(&self) -> bool {
         self.any_contains("strftime_now")
     }
 
-    /// Returns the source of the template for conversations without tools.
+    /// Returns the source of the template.
     pub fn source(&self) -> &str {
         self.jinja.source()
     }
 
+    /// Returns the source of the template for requests whose answer may call tools, if they have their own.
+    pub fn source_with_tools(&self) -> Option<&str> {
+        self.with_tools.as_ref().map(Jinja::source)
+    }
+
     fn any_contains(&self, part: &str) -> bool {
-        [Some(&self.jinja), self.with_tools.as_ref()].into_iter().flatten().any(|jinja| jinja.source().contains(part))
+        [Some(self.source()), self.source_with_tools()].into_iter().flatten().any(|source| source.contains(part))
     }
 
     /// Renders with the template for the input.

@@ -125,6 +125,7 @@ async fn the_template_of_the_file_is_used() {
     let rendered = ok(&app, "/apply-template", json!({"messages": messages})).await;
     let form = "<|rwkv_tokenizer_end_of_text|>System: Be brief.\n\nUser: one\n\ntwo\n\nAssistant: Yes.\n\nUser: Why?\n\nAssistant:";
     assert_eq!(rendered["prompt"], form);
+    assert!(app.get("/props").await.json().get("chat_template_tool_use").is_none());
     let made = session(&app, json!({"seed": 5})).await;
     for content in ["Hi", "Why?"] {
         let said = json!([{"role": "user", "content": content}]);
@@ -132,6 +133,24 @@ async fn the_template_of_the_file_is_used() {
         let answer = ok(&app, "/v1/chat/completions", body).await;
         assert_eq!(answer["choices"][0]["message"]["role"], "assistant", "{answer}");
     }
+}
+
+#[tokio::test]
+async fn tools_may_have_a_template_of_their_own() {
+    let (folder, file) = written();
+    let own = "{{ tools[0].function.name }}: {{ messages[0].content }}";
+    let file = file.with("tokenizer.chat_template", text("{{ messages[0].content }}"));
+    let app = served(&path(&folder, &file.with("tokenizer.chat_template.tool_use", text(own)))).await;
+    let messages = json!([{"role": "user", "content": "Hi"}]);
+    let tools = json!([{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]);
+    for (body, prompt) in [
+        (json!({"messages": messages}), "Hi"),
+        (json!({"messages": messages, "tools": tools}), "look: Hi"),
+        (json!({"messages": messages, "tools": tools, "tool_choice": "none"}), "Hi"),
+    ] {
+        assert_eq!(ok(&app, "/apply-template", body.clone()).await["prompt"], prompt, "{body}");
+    }
+    assert_eq!(app.get("/props").await.json()["chat_template_tool_use"], own);
 }
 
 #[tokio::test]
@@ -183,6 +202,12 @@ fn a_wrong_tokenizer_or_template_is_refused_with_its_key() {
         (token(98, b"b"), "tokenizer.ggml.tokens: token 99: the bytes are those of token 98"),
         (token(98, b"aa"), "tokenizer.ggml.tokens: must have a token for every single byte, and has none for 0x61"),
         (file.clone().with("tokenizer.chat_template", text("{% for")), "chat template: syntax error"),
+        (
+            file.clone()
+                .with("tokenizer.chat_template", text(""))
+                .with("tokenizer.chat_template.tool_use", text("{% for")),
+            "chat template tool_use: syntax error",
+        ),
         (file.clone().with("tokenizer.chat_template", Value::Text(b"\xff".into())), "must be a text in UTF-8"),
         (file.clone().with("general.architecture", text("llama")), "its memory grows with the text"),
     ] {

@@ -22,6 +22,7 @@ pub(in crate::api) use self::wire::LlamaRequest;
 use crate::api::error::ApiError;
 use crate::api::openapi::Error;
 use crate::api::select::Model;
+use crate::text::ChatTemplate;
 
 /// Properties of the server, as llama.cpp's clients ask for them.
 #[derive(Serialize, ToSchema)]
@@ -33,6 +34,9 @@ pub(in crate::api) struct Props {
     model_path: String,
     modalities: Modalities,
     chat_template: String,
+    /// The template for requests whose answer may call tools, if they have their own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    chat_template_tool_use: Option<String>,
     bos_token: String,
     eos_token: String,
     build_info: &'static str,
@@ -76,13 +80,15 @@ pub(in crate::api) async fn props(Model(state): Model) -> Result<Json<Props>, Ap
     let served = Arc::clone(state.ready()?);
     let token = |id: Option<&u32>| id.and_then(|id| served.tokenizer.special(*id)).unwrap_or_default().to_owned();
     let params = Settings::defaults(&served);
+    let template = served.template.as_deref();
     Ok(Json(Props {
         default_generation_settings: DefaultSettings { n_ctx: served.limits.context(), params },
         total_slots: served.engine.slots(),
         model_alias: served.name.clone(),
         model_path: served.name.clone(),
         modalities: Modalities { vision: false, audio: false },
-        chat_template: served.template.as_ref().map_or_else(String::new, |template| template.source().into()),
+        chat_template: template.map_or_else(String::new, |template| template.source().into()),
+        chat_template_tool_use: template.and_then(ChatTemplate::source_with_tools).map(Into::into),
         bos_token: token(served.tokenizer.begin().first()),
         eos_token: token(served.tokenizer.eos().first()),
         build_info: concat!("tidegate-", env!("CARGO_PKG_VERSION")),
