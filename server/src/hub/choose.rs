@@ -1,8 +1,7 @@
 //! Chooses the files of a repository that form a model.
 
 use tidegate_model::checkpoint::{GGUF, INDEX, SAFETENSORS};
-
-use crate::text::TOOL_TEMPLATE;
+use tidegate_server::text::TOOL_TEMPLATE;
 
 pub(super) const CONFIG: &str = "config.json";
 const TOKENIZER: &str = "tokenizer.json";
